@@ -26,7 +26,7 @@ from tracking.tables import Job
 
 LISTINGS = (jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS, experiments.EXPERIMENTS)
 SIGNATURES: dict[str, Callable[[Session, str], str]] = {
-    "home": lambda session, _id: listing.signature(session),
+    **dict.fromkeys(("home", "guided"), lambda session, _id: listing.signature(session)),
     "evaluations": evaluations.now,
     trainings.PAGE: trainings.now,
     **{what.page: what.now for what in LISTINGS},

@@ -85,7 +85,7 @@ class GradioGate:
             elif posts and path == UPLOAD:
                 response = await self._upload(scope, receive)
             elif reads and path in self.pages:
-                response = await self._page(scope, receive)
+                response = await self._page(scope, receive, path)
             else:
                 response = PlainTextResponse("Not found.\n", status_code=404)
             await response(scope, receive, send)
@@ -126,12 +126,14 @@ class GradioGate:
         response.body = FRAMES.sub(lambda found: b" " * len(found[0]), response.body)
         await response(scope, receive, send)
 
-    async def _page(self, scope: dict[str, Any], receive: Any) -> Response:
+    async def _page(self, scope: dict[str, Any], receive: Any, path: str) -> Response:
         headers = [(name, value) for name, value in scope["headers"] if name.lower() in ADDRESS_HEADERS]
         key = (scope["method"], scope["path"], scope.get("root_path", ""), scope["scheme"], *headers)
         if (document := self._documents.get(key)) is None:
             document = await whole_response(self.app, {**scope, "query_string": b"", "headers": headers}, receive)
             if b"</head>" in document.body:
+                root = b"../" * (path.count("/") - 1)
+                document.body = document.body.replace(b'<base href="./"', b'<base href="./' + root + b'"', 1)
                 document.body = document.body.replace(b"</head>", self.head + b"</head>", 1)
                 document.headers["content-length"] = str(len(document.body))
                 del document.headers["etag"]

@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 import gradio as gr
 
+from app.paths import PAGES
 from app.widgets.elements import QUIET
 from tracking.tables import Job
 
@@ -22,15 +23,15 @@ def on_event_open(
 
 def model_link(page: str, base: str, checkpoint: str = "") -> str:
     """`/playground?model=starter@my-heads`."""
-    return f"/{page}?" + urlencode({"model": f"{base}@{checkpoint}" if checkpoint else base})
+    return f"{PAGES[page]}?" + urlencode({"model": f"{base}@{checkpoint}" if checkpoint else base})
 
 
 def clone_form(job: Job) -> str:
     """URL of the form with the values of `job`; "" for other kinds."""
     if job.kind == "train":
-        return f"/train?clone={job.id}"
+        return f"/runs/new?clone={job.id}"
     if job.kind == "import_draft" and job.request.get("source") == "upload":  # the uploaded files no longer exist
-        return f"/checkpoints?base={job.request.get('base_id', '')}"
+        return f"/models/drafts?base={job.request.get('base_id', '')}"
     if job.kind == "generate_data":
         return f"/data?id={job.request.get('source_id', '')}&clone={job.id}"
     return ""

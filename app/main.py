@@ -5,6 +5,7 @@ import hmac
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 
@@ -13,18 +14,20 @@ if __name__ == "__main__":
 
 import gradio as gr
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
 from starlette.middleware import Middleware
 
-from app import auth, changes, chats, downloads, events, metrics
+from app import auth, changes, chats, downloads, events, find, metrics
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
 from app.page_sessions import use_page_sessions
+from app.paths import MOVED, PAGES
 from app.sessions import session_key
 from app.theme import STATIC, Static, head, theme
 from app.uploads import Uploads
 from app.views import shell
-from app.widgets.elements import loads
+from app.widgets.elements import block, loads
 from ops.starter import ensure_starter
 from ops.storage import surveys_of
 from speculoos import logs
@@ -41,7 +44,6 @@ KEEP_ALIVE_SECONDS = 75
 UNUSED_QUEUE_SECONDS = 1.0
 """Poll interval of Gradio's queue, which no event uses and app/gradio_gate.py blocks. Gradio's default is 1,100 polls
 per second, 4 % of a core."""
-PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in (*shell.NAV, *shell.TAB_PAGES)}
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -53,12 +55,14 @@ def make_app(settings: Settings) -> FastAPI:
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    routers = [part.routes(settings) for part in (events, chats, downloads, changes)]
+    routers = [part.routes(settings) for part in (events, chats, downloads, changes, find)]
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(SpeculoosError, events.answer_error)
     web_metrics = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)
+    for name in MOVED:
+        app.add_api_route(f"/{name}", redirect_to(PAGES[name]), include_in_schema=False)
     mount_pages(app, settings)  # after all other routes: Gradio handles every remaining path, including its own /login
     if settings.metrics_token:
         app.add_middleware(metrics.Scraper, metrics=web_metrics, token=settings.metrics_token)
@@ -70,7 +74,8 @@ def make_app(settings: Settings) -> FastAPI:
         policy=PAGES_POLICY,
     )
     own_routes = [route for part in (app, *routers) for route in part.routes]
-    app.add_middleware(metrics.RequestTimes, metrics=web_metrics, route_name=metrics.route_names(PAGES, own_routes))
+    route_name = metrics.route_names(PAGES.values(), own_routes)
+    app.add_middleware(metrics.RequestTimes, metrics=web_metrics, route_name=route_name)
     return app
 
 
@@ -84,7 +89,7 @@ def mount_pages(app: FastAPI, settings: Settings) -> None:
     uploads = Uploads(folder, hmac.digest(session_key(settings), b"uploads", "sha256"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # emitted even if SSR is off
-        gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES, head=head())
+        gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=head())
         gr.mount_gradio_app(
             app,
             pages,
@@ -110,22 +115,33 @@ def make_pages(settings: Settings) -> gr.Blocks:
 
     `Blocks.route` would build the configuration and the app again after each page: 1.5 s of CPU time."""
     with gr.Blocks(title="Speculoos", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
-        build_page("/", settings)
-        for label, path in (*shell.NAV[1:], *shell.TAB_PAGES):
+        for name, path in PAGES.items():
             demo.current_page = path.strip("/")
-            demo.pages.append((demo.current_page, label, False))
-            build_page(path, settings)
+            if name != "home":  # a Blocks has the page "" from the start
+                demo.pages.append((demo.current_page, name, False))
+            build_page(name, settings)
     return demo
 
 
-def build_page(path: str, settings: Settings) -> None:
-    """The header and the content of the page at `path`, inside the current Blocks."""
-    shell.frame(path, settings)
+def build_page(name: str, settings: Settings) -> None:
+    """The header and the content of a page, inside the current Blocks."""
+    shell.frame(name, settings)
     before = loads()
-    with gr.Column(elem_classes=["sp-page"], elem_id=shell.page_id(path)) as page:
-        import_module(PAGES[path]).build(settings)
+    with gr.Column(elem_classes=["sp-page"], elem_id=shell.page_id(name)) as page:
+        if html := shell.tabs(name):
+            block(html)
+        import_module(f"app.pages.{name}").build(settings)
     if loads() > before:
         page.elem_classes.append("sp-curtain")  # hidden by the style sheet until its rows are loaded
+
+
+def redirect_to(path: str) -> Callable[[Request], Response]:
+    """A handler that redirects to `path` with the query of the request."""
+
+    def redirect(request: Request) -> Response:
+        return RedirectResponse(f"{path}?{request.url.query}".rstrip("?"), status_code=308)
+
+    return redirect
 
 
 def register_starter(settings: Settings) -> None:

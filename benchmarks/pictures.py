@@ -121,7 +121,7 @@ def playground(scene: Scene, page: Page) -> None:
 
 def train(scene: Scene, page: Page) -> None:
     """The filled-in form with its review."""
-    open_light(page, f"{scene.url}/train?data={scene.answers}&base={scene.base}", WIDTH, HEIGHT)
+    open_light(page, f"{scene.url}/runs/new?data={scene.answers}&base={scene.base}", WIDTH, HEIGHT)
     page.locator("#train-review .sp-command").wait_for()
 
 

@@ -102,7 +102,7 @@ def test_class_names_are_unique() -> None:
 def test_submitting_a_job_and_light_packages_import_no_torch() -> None:
     """One after the other in one process: after the first that does, all are named."""
     light = [name for name, (_, light) in PACKAGES.items() if light]
-    groups = {"submitting a job": ["workers.jobs.submit", "workers.jobs.quickstart"]}
+    groups = {"submitting a job": ["workers.jobs.submit", "workers.jobs.guided"]}
     groups |= {name: [m for path in sources(name) if not (m := module_of(path)).endswith("__main__")] for name in light}
     code = (
         f"import gc, importlib, sys\ngc.disable()\nfor group, names in {groups!r}.items():\n"

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import gradio as gr
-from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app import visitor
@@ -19,15 +18,14 @@ from app.widgets.bulk import Action, on_bulk
 from app.widgets.downloads import export_list, on_export
 from app.widgets.elements import QUIET, block, page_header
 from app.widgets.fields import dropdown
-from app.widgets.list_page import Listing, ListPage, signature_of
+from app.widgets.list_page import Listing, ListPage
 from app.widgets.problems import show_errors
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
-from tracking.states import JobState
-from tracking.tables import Checkpoint, Evaluation, Job
-from workers.jobs.requests import Evaluate, Export, ReplayRequest, Tune
+from tracking.tables import Checkpoint
+from workers.jobs.requests import Evaluate, Export, ReplayRequest
 from workers.jobs.submit import submit
 
 LEAD = "Draft models, trained here or imported: their origin, quality and downloads."
@@ -35,23 +33,14 @@ RECORDED = "Recorded responses"
 INFO = "Responses of this base model, or recorded responses imported on the Data page as conversations."
 
 
-def signature(session: Session) -> str:
-    """A text that changes when a checkpoint, an evaluation or the number of finished tunings changes."""
-    counted = select(Evaluation.state, func.count(), func.max(Evaluation.created_at)).group_by(Evaluation.state)
-    measured = sorted(map(str, session.execute(counted)))
-    tunings = select(func.count()).select_from(Job).where(Job.kind == Tune.kind, Job.state == JobState.SUCCEEDED)
-    measured.append(str(session.scalar(tunings)))
-    return f"{signature_of(Checkpoint)(session)}.{hash(tuple(measured))}"
-
-
 def row_signature(session: Session, _checkpoint_id: str) -> str:
     """A text that also changes when an export starts or ends."""
-    return f"{signature(session)}.{export_rows.signature(session)}"
+    return f"{checkpoint_rows.signature(session)}.{export_rows.signature(session)}"
 
 
 LISTED = checkpoint_rows.checkpoints_table
 CHECKPOINTS = Listing(
-    "checkpoints", Checkpoint, "checkpoint", LISTED, signature, row_signature=row_signature, bulk=True
+    "checkpoints", Checkpoint, "checkpoint", LISTED, checkpoint_rows.signature, row_signature=row_signature, bulk=True
 )
 
 
@@ -139,7 +128,7 @@ def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
 
 
 def build(settings: Settings) -> None:
-    page_header("Checkpoints", LEAD)
+    page_header("Drafts", LEAD)
     page = ListPage(settings, CHECKPOINTS)
     with page.listing():
         AddDraft(settings)

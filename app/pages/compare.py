@@ -59,7 +59,7 @@ def first_targets(choices: list[tuple[str, str]]) -> list[str]:
 def render_recent(items: list[tuple[str, str, str]]) -> str:
     rows = ""
     for group, prompt, when in items:
-        link = tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}")
+        link = tag("a", safe(prompt[:90] or "…"), href=f"/playground/compare?comparison={group}")
         rows += tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
     return tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", rows, class_="sp-recent") if rows else ""
 

@@ -174,7 +174,7 @@ def head(session: Session, data: Dataset) -> str:
 def next_step(data: Dataset) -> str:
     links = ""
     if data.kind == "conversations" and data.state != "failed":
-        link = f"/train?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")
+        link = f"/runs/new?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")
         links = link_button("Train a draft on it", link, main=True)
     if data.state == "ready":
         links += "".join(

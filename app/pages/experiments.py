@@ -10,7 +10,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.links import on_event_open
-from app.views import job_rows, job_view, shell
+from app.views import job_rows, job_view
 from app.views.checkpoint_rows import method_words
 from app.views.leaderboard import figure_cell
 from app.views.manage import SMALL, Manage, note_line
@@ -67,7 +67,7 @@ def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
             list_query,
             "experiment",
             "An experiment groups jobs under a name. Create one above, or select jobs on the page Jobs and add them.",
-            "/jobs",
+            "/runs",
             "Go to Jobs",
         )
     counted = experiments.counts(session, [row.id for row in shown.rows])
@@ -117,7 +117,6 @@ class ExperimentPanel:
 
 def build(settings: Settings) -> None:
     page_header("Experiments", LEAD)
-    shell.tabs("/experiments")
     listed = ListPage(settings, EXPERIMENTS)
     with listed.listing():
         build_form(settings)
@@ -136,7 +135,7 @@ def build_form(settings: Settings) -> None:
     @show_errors("")
     def create(text: str) -> tuple[str, str]:
         with writing(settings) as session:
-            return "", f"/experiments?id={experiments.create(session, text or '').id}"
+            return "", f"/runs/experiments?id={experiments.create(session, text or '').id}"
 
     for event in (make.click, name.submit):
         on_event_open(event, create, name, message, target)
@@ -164,7 +163,7 @@ def head(row: Experiment, jobs: Sequence[Job]) -> str:
     trained = [job.id for job in jobs if job.kind == KIND]
     title = detail_head(row.name, row_note(f"created {ago(row.created_at)}"))
     buttons = [
-        (f"/train?experiment={quote(row.id, safe='')}", "Train another", False),
+        (f"/runs/new?experiment={quote(row.id, safe='')}", "Train another", False),
         (f"/api/experiments/{quote(row.id, safe='')}.csv", "CSV", True),
     ]
     if len(trained) > 1:
@@ -190,7 +189,7 @@ def figures_table(
     rows = []
     for name, training in zip(labels(runs), runs, strict=True):
         row, seen = measured.get(training.job.id), tokens.get(training.job.id)
-        to = f"/checkpoints?id={training.checkpoint.id}" if training.checkpoint else f"/jobs?id={training.job.id}"
+        to = f"/models/drafts?id={training.checkpoint.id}" if training.checkpoint else f"/runs?id={training.job.id}"
         words = (training.data, f"{seen:,.0f}" if seen else "–", figure(held_out.get(training.job.id)))
         measures = [figure_cell(row, "tau", linked=True), figure_cell(row, "speedup", " ×", linked=True)]
         rows.append([tag("a", safe(name), href=to, class_="sp-row-name"), *map(safe, words), *measures])
@@ -226,7 +225,7 @@ def learning_curve(
 def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
     if not jobs:
         return empty_state(
-            "No jobs yet", "Select jobs on the list of jobs and add them to this experiment.", "/jobs", "Go to Jobs"
+            "No jobs yet", "Select jobs on the list of jobs and add them to this experiment.", "/runs", "Go to Jobs"
         )
     listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, as_links=True)
     return bulk_bar(BULK, compare_button()) + listed

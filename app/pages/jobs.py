@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.links import clone_form, model_link, on_event_open
+from app.paths import PAGES
 from app.views import (
     evaluation_view,
     generation_view,
@@ -22,7 +23,6 @@ from app.views import (
     manage,
     metrics_view,
     plan_view,
-    shell,
     tree_view,
     verdict,
 )
@@ -80,7 +80,6 @@ JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_s
 
 def build(settings: Settings) -> None:
     page_header("Jobs", "Jobs of the workers, newest first. They continue when you close this page.")
-    shell.tabs("/jobs")
     listed = ListPage(settings, JOBS)
     with listed.listing():
         for kind in custom_kinds():
@@ -229,7 +228,7 @@ def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
     found = []
     for kind, word, page_name in OUTPUTS:
         for row in session.scalars(select(kind).where(kind.job_id == job.id, kind.state == "ready")):
-            link, words = f"/{page_name}?id={row.id}", "Open it"
+            link, words = f"{PAGES[page_name]}?id={row.id}", "Open it"
             if kind is Checkpoint:
                 base = session.get_one(Base, row.base_id)
                 link, words = model_link("playground", base.name, row.name), "Open in Playground"
@@ -238,11 +237,11 @@ def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
         for number, chat in enumerate(job.result.get("chats") or (), 1):
             found.append((f"Response {number}, replayed.", f"/playground?chat={chat}", "Open in Playground"))
     if job.kind in ("evaluate", "replay"):
-        to = f"/evaluations?id={job.request.get('evaluation_id', '')}"
+        to = f"/results?id={job.request.get('evaluation_id', '')}"
         found.append(("The evaluation is stored.", to, "Open the evaluation"))
     if job.kind == "tune":
         words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
-        to = f"/checkpoints?id={job.request.get('checkpoint_id', '')}"
+        to = f"/models/drafts?id={job.request.get('checkpoint_id', '')}"
         found.append((" ".join(str(each) for each in words if each), to, "Open the checkpoint"))
     return found
 
@@ -253,7 +252,7 @@ def download_link(session: Session, job: Job) -> str:
     checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
     if job.state != JobState.SUCCEEDED or not checkpoint_id:
         return ""
-    link = link_button("Download for a server…", f"/checkpoints?id={checkpoint_id}")
+    link = link_button("Download for a server…", f"/models/drafts?id={checkpoint_id}")
     return tag("div", link, class_="sp-link-row")
 
 
@@ -271,4 +270,4 @@ def clone(settings: Settings, job_id: str) -> str:
     """URL of the form with this job's values or, for kinds without a form, of a new job with the same request."""
     with reading(settings) as session:
         job = jobs.get(session, job_id)
-    return clone_form(job) or f"/jobs?id={submit.clone(job_id, user=visitor.user(), settings=settings).id}"
+    return clone_form(job) or f"/runs?id={submit.clone(job_id, user=visitor.user(), settings=settings).id}"

@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.forms import SOURCES, fetch_request
 from app.links import model_link, on_event_open
-from app.views.checkpoint_rows import method_words
+from app.paths import PAGES
+from app.views import checkpoint_rows, export_rows
 from app.views.job_forms import JobForm
 from app.views.job_view import banner, job_line, progress
 from app.views.manage import SMALL, Manage, note_line
@@ -50,6 +51,9 @@ SOURCE_WORDS = {
     "quantized": "quantized here",
 }
 STATE_BADGES = {"pending": ("In progress", "info"), "failed": ("Failed", "bad"), "ready": ("Ready", "good")}
+DRAFTS_LISTED, DRAFTS_SHOWN = 5, 50
+"""Maximum number of drafts of a model in the list and on its page."""
+NO_DRAFTS = "No drafts yet. "
 QUANTIZE = (
     "Makes a smaller model for serving, with rounded weights. It is another model: its responses differ, and its "
     "drafts train on them. Here it is as fast as the original, because it computes with de-quantized weights."
@@ -74,14 +78,20 @@ def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     if not shown.rows:
         begin = "Add one above: a Hub id, a folder, a GGUF file or the starter model."
         return empty_list_html(list_query, "model", begin)
-    return tag("div", "".join(map(card, shown.rows)), class_="sp-cards") + pager("models", shown, list_query)
+    drafts = checkpoint_rows.drafts_of(session, [base.id for base in shown.rows], DRAFTS_LISTED)
+    listed = "".join(card(base, drafts.get(base.id, "")) for base in shown.rows)
+    return tag("div", listed, class_="sp-models") + pager("models", shown, list_query)
 
 
-MODELS = Listing("models", Base, "model", table, signature_of(Base))
+def signature(session: Session) -> str:
+    return f"{signature_of(Base)(session)}.{checkpoint_rows.signature(session)}.{export_rows.signature(session)}"
+
+
+MODELS = Listing("models", Base, "model", table, signature)
 
 
 def build(settings: Settings) -> None:
-    page_header("Models", "Base models to speed up. A model is identified by the hash of its weights.")
+    page_header("Models", "Base models and the drafts that speed them up.")
     page = ListPage(settings, MODELS)
     with page.listing():
         build_add(settings)
@@ -128,6 +138,8 @@ class ModelPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.head = live("model-head")
         self.facts = block(elem_id="model-facts")
+        section("Drafts")
+        self.drafts = live("model-drafts")
         section("Supported draft methods")
         self.methods = block(elem_id="model-methods")
         self.plan = PlanForm(settings, chosen)
@@ -136,7 +148,7 @@ class ModelPanel:
             scheme = setting_control(Quantize.options()["scheme"], "quantize-scheme")
             JobForm(settings, "quantize", "Quantize", {"base_id": chosen, "scheme": scheme}, Quantize, named=True)
         self.manage = Manage(settings, Base, "model", "model", chosen)
-        self.live = [self.head, self.facts, self.methods]
+        self.live = [self.head, self.facts, self.drafts, self.methods]
         self.outputs = [*self.live, *self.plan.outputs, self.quantize, *self.manage.outputs]
 
     def live_view(self, session: Session, base: Base) -> list[Any]:
@@ -145,7 +157,8 @@ class ModelPanel:
         parts = [title(base), note_line(base), state(base, job, waits), uses(base)]
         head = tag("div", "".join(parts), class_="sp-stack", data_state=base.state)
         supported = methods(base) or tag("p", "Known after the download.", class_="sp-lead")
-        return [head, details(base), supported]
+        drafts = checkpoint_rows.drafts_of(session, [base.id], DRAFTS_SHOWN).get(base.id)
+        return [head, details(base), drafts or tag("p", NO_DRAFTS, class_="sp-lead"), supported]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
         live = self.live_view(session, base) if base else [gr.skip()] * len(self.live)
@@ -154,12 +167,20 @@ class ModelPanel:
         return [*live, *self.plan.view(session, base, query), quantize, *self.manage.view(base)]
 
 
-def card(base: Base) -> str:
-    lines = [tag("span", safe(base.name), class_="sp-card-title"), tag("span", safe(line(base)), class_="sp-card-line")]
-    if base.note:
-        lines.append(tag("span", safe(base.note), class_="sp-card-line"))
+def card(base: Base, drafts: str) -> str:
+    """A model of the list with the table of its `drafts`."""
     marks = badge(*STATE_BADGES.get(base.state, (base.state, ""))) + badge(SOURCE_WORDS.get(base.source, base.source))
-    return pick("models", base.id, "".join(lines) + tag("div", marks, class_="sp-card-badges"), class_="sp-card")
+    name = pick("models", base.id, safe(base.name), class_="sp-card-title") + tag("span", marks)
+    lines = tag("div", name, class_="sp-detail-head") + tag("div", safe(line(base)), class_="sp-card-line")
+    if base.note:
+        lines += tag("div", safe(base.note), class_="sp-card-line")
+    if base.state == "ready":
+        lines += drafts or tag("div", NO_DRAFTS + train_link(base), class_="sp-card-line")
+    return tag("section", lines, class_="sp-card")
+
+
+def train_link(base: Base) -> str:
+    return tag("a", "Train one", href=f"{PAGES['train']}?base={base.id}", class_="sp-back")
 
 
 def line(base: Base) -> str:
@@ -186,8 +207,8 @@ def uses(base: Base) -> str:
     links = (
         link_button("Chat with it", model_link("playground", base.name), main=True),
         link_button("Generate training data", f"/data?base={base.id}"),
-        link_button("Train a draft for it", f"/train?base={base.id}"),
-        link_button("Import a published draft", f"/checkpoints?base={base.id}"),
+        link_button("Train a draft for it", f"/runs/new?base={base.id}"),
+        link_button("Import a published draft", f"/models/drafts?base={base.id}"),
     )
     return tag("div", "".join(links), class_="sp-link-row")
 
@@ -197,7 +218,7 @@ def methods(base: Base) -> str:
     rows = ""
     for name, reason in ((base.card or {}).get("methods") or {}).items():
         mark = badge("no", "bad") if reason else badge("yes", "good")
-        rows += tag("li", mark + tag("b", safe(method_words(name))) + tag("span", safe(reason)))
+        rows += tag("li", mark + tag("b", safe(checkpoint_rows.method_words(name))) + tag("span", safe(reason)))
     return tag("ul", rows, class_="sp-methods") if rows else ""
 
 

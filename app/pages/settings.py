@@ -78,7 +78,7 @@ def health_html(parts: Mapping[str, HealthPart]) -> str:
 
 def storage_facts(settings: Settings) -> str:
     """Paths of the home folder, the database and the models, with a link to the Storage page."""
-    link = tag("a", "Disk usage and cleanup", href="/storage", class_="sp-back")
+    link = tag("a", "Disk usage and cleanup", href="/settings/storage", class_="sp-back")
     database = make_url(settings.database_url).render_as_string(hide_password=True)
     locations = [("Home", settings.home), ("Database", database), ("Models", settings.home / "models")]
     where = facts([*locations, ("Store", hide_credentials(settings.store) if settings.store else "")])

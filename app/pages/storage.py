@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.paths import PAGES
 from app.views.manage import SMALL, confirmation_dialog
 from app.widgets.elements import QUIET, block, empty_state, hidden, notice, on_load, page_header, section, tiles
 from app.widgets.formatting import ago, size
@@ -189,11 +190,11 @@ def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, 
     return {
         "models": ("Models", "/models", f"{number['models']}; kept until you delete them"),
         "datasets": ("Data sets", "/data", f"{number['datasets']}; kept until you delete them"),
-        "checkpoints": ("Checkpoints", "/checkpoints", f"{number['checkpoints']}, with training states; {states}"),
-        "logs": ("Log files", "/jobs", logs),
+        "checkpoints": ("Checkpoints", "/models/drafts", f"{number['checkpoints']}, with training states; {states}"),
+        "logs": ("Log files", "/runs", logs),
         "uploads": ("Uploads", "/data", term(settings.keep_uploads_days)),
-        "exports": ("Downloads", "/checkpoints", term(settings.keep_exports_days) + "; created again on request"),
-        "hidden_states": ("Hidden states", "/train", "stored by training runs; kept until you delete them"),
+        "exports": ("Downloads", "/models/drafts", term(settings.keep_exports_days) + "; created again on request"),
+        "hidden_states": ("Hidden states", "/runs/new", "stored by training runs; kept until you delete them"),
         "trackers": ("Trackers", "/settings", "data for TensorBoard and others; deleted with their jobs"),
         "database": ("Database", "", runs + f"{rows['job_logs']:,} log lines"),
         "backups": ("Automatic backups", "", f"of the database before a migration; {copies} kept"),
@@ -214,7 +215,7 @@ def rows_table(survey: Survey) -> str:
     rows = []
     for item in sorted(survey.things, key=lambda item: (item.outside, -item.bytes))[:SHOWN]:
         kind, page = KINDS[item.kind]
-        link = tag("a", safe(item.name), href=f"/{page}?id={item.id}", class_="sp-row-name")
+        link = tag("a", safe(item.name), href=f"{PAGES[page]}?id={item.id}", class_="sp-row-name")
         weight = "outside the home folder" if item.outside else size(item.bytes)
         rows.append([link, *map(safe, (kind, weight, size(item.states) if item.states else "–"))])
     total = len(survey.things)

@@ -1,6 +1,8 @@
 """The Train page: base, data, method, recipe, estimate, start. `?base=`, `?data=` and `?clone=` prefill the form."""
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import gradio as gr
@@ -10,7 +12,17 @@ from app import forms, visitor
 from app.links import GO
 from app.views import choices
 from app.views.train_settings import SettingControls
-from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
+from app.widgets.elements import (
+    QUIET,
+    block,
+    closed_accordion,
+    hidden,
+    keep_in_address,
+    notice,
+    on_load,
+    on_typing,
+    page_header,
+)
 from app.widgets.fields import dropdown, one_line
 from app.widgets.problems import error_text
 from app.widgets.review import line, review
@@ -35,6 +47,7 @@ FIRST = next(iter(METHODS))
 PROCESSES = ("processes", "sharding")
 """Options of the job with a control in the form."""
 CLONED = ("method", "base_id", "dataset_id", "more_dataset_ids", "settings", "recipe", *PROCESSES)
+IDENTIFIER = re.compile(r"[0-9a-f-]{32,36}")
 LONGEST = 100
 """Maximum factor of `?longer=`."""
 
@@ -104,6 +117,9 @@ class TrainPage:
         self.start = gr.Button("Start training", variant="primary", elem_id="train-start")
 
     def wire(self) -> None:
+        main = ("base", "data", "method", "recipe", "name", "experiment", "measure")
+        fields = dict(zip((*main, *self.processes, *self.advanced.controls), self.values, strict=True))
+        keep_in_address(fields, resets=("method", "recipe"), kept=main)
         groups = list(self.advanced.groups.values())
         on_load(self.open_address, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
         review_update = (self.review_now, self.values, self.reviewed)
@@ -119,7 +135,7 @@ class TrainPage:
         )
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        query = {key: str(value)[:200] for key, value in request.query_params.items()}
+        query = {key: str(value)[:2000] for key, value in request.query_params.items()}
         try:
             with reading(self.settings) as session:
                 return self._initial_values(session, query)
@@ -128,28 +144,34 @@ class TrainPage:
             return [*[gr.skip()] * count, notice(error_text(error), "bad")]
 
     def _initial_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:
-        initial = request_of_job(session, query.get("clone", "")) or request_of_address(session, query)
+        """Values of the job to clone or the defaults, replaced by those in the URL."""
+        cloned = request_of_job(session, query.get("clone", ""))
+        initial = cloned if cloned and "method" not in query else request_of_address(session, query)
         bases, sets = choices.bases(session), choices.datasets(session, "conversations")
-        base, data = choices.valid_choice(bases, initial.base_id), choices.valid_choices(sets, initial.dataset_ids)
-        recipe = initial.recipe or forms.OWN_SETTINGS
-        values = forms.recipe_values(initial.method, initial.recipe)
-        values |= {k: box_value(v) for k, v in initial.settings.items()}
-        values |= longer(values, query.get("longer", ""))
-        experiment = experiment_of(session, query)
+        base = choices.valid_choice(bases, query.get("base") or initial.base_id)
+        data = choices.valid_choices(sets, [*filter(None, query.get("data", "").split(","))] or initial.dataset_ids)
+        recipe = valid_recipe(initial.method, query.get("recipe"), initial.recipe or forms.OWN_SETTINGS)
+        values = forms.recipe_values(initial.method, recipe)
+        values |= {k: box_value(v) for k, v in initial.settings.items()} if recipe == initial.recipe else {}
+        values |= longer(values, query.get("longer", "")) | entered(self.advanced.controls, query)
+        name, experiment = query.get("name", ""), experiment_of(session, query)
+        measure = query.get("measure") != "false"
         main = [
             gr.Dropdown(bases, value=base),
             gr.Dropdown(sets, value=data),
             initial.method,
             gr.Dropdown(recipe_choices(initial.method), value=recipe),
-            "",
+            name,
             gr.Dropdown(experiments.names(session), value=experiment),
-            True,
+            measure,
         ]
-        processes = [getattr(initial, name) for name in PROCESSES]
+        options = {name: getattr(initial, name) for name in PROCESSES} | entered(self.processes, query)
+        processes = [options[name] for name in PROCESSES]
         advanced = self.advanced.fill(values)
-        reviewed = self.review_now(base, data, initial.method, recipe, "", experiment, True, *processes, *advanced)
+        submitted = (base, data, initial.method, recipe, name, experiment, measure, *processes, *advanced)
         groups = self.advanced.show(initial.method)
-        return [*main, *processes, *advanced, *groups, method_note(initial.method), *reviewed, missing(bases, sets)]
+        note, reviewed = method_note(initial.method), self.review_now(*submitted)
+        return [*main, *processes, *advanced, *groups, note, *reviewed, missing(bases, sets)]
 
     def choose_method(self, method: str) -> list[Any]:
         recipe = usual(method)
@@ -199,7 +221,7 @@ class TrainPage:
             )[0]
         except SpeculoosError as error:
             return notice(error_text(error), "bad"), "", in_line(error)
-        return "", f"/jobs?id={job.id}", gr.skip()
+        return "", f"/runs?id={job.id}", gr.skip()
 
 
 def in_line(error: SpeculoosError) -> str:
@@ -230,6 +252,25 @@ def usual(method: str) -> str:
     return next((n for n in names if n.endswith("standard")), names[0] if names else forms.OWN_SETTINGS)
 
 
+def valid_recipe(method: str, wanted: str | None, default: str) -> str:
+    return wanted if wanted in {value for _, value in recipe_choices(method)} else default
+
+
+def entered(controls: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
+    """Values in the URL for `controls`, as `elements.keep_in_address` writes them. Invalid numbers are left out."""
+    values: dict[str, Any] = {}
+    for name in controls.keys() & query.keys():
+        control, text = controls[name], query[name]
+        if isinstance(control, gr.Checkbox):
+            values[name] = text == "true"
+        elif isinstance(control, gr.Number):
+            with suppress(ValueError):
+                values[name] = float(text) if text else None
+        elif not isinstance(control, gr.Dropdown) or text in [value for _, value in control.choices]:
+            values[name] = text
+    return values
+
+
 def request_of_job(session: Session, job_id: str) -> Train | None:
     """Request of a training job to clone; None if there is no such job."""
     job = session.get(Job, job_id)
@@ -258,10 +299,10 @@ def longer(values: Mapping[str, Any], times: str) -> dict[str, Any]:
 
 
 def experiment_of(session: Session, query: Mapping[str, str]) -> str:
-    """Name of the experiment in the URL, or of the experiment of the cloned job."""
-    job = session.get(Job, query.get("clone", ""))
-    row = session.get(Experiment, query.get("experiment") or (job and job.experiment_id) or "")
-    return row.name if row else ""
+    """Name of the experiment in the URL (an id or a name), or of the experiment of the cloned job."""
+    job, entered = session.get(Job, query.get("clone", "")), query.get("experiment", "")
+    row = session.get(Experiment, entered or (job and job.experiment_id) or "")
+    return row.name if row else "" if IDENTIFIER.fullmatch(entered) else entered
 
 
 def missing(bases: list[Any], sets: list[Any]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.views import shell, trainings_view
+from app.views import trainings_view
 from app.widgets.elements import block, closed_accordion, empty_state, hidden, notice, on_change, on_load, page_header
 from app.widgets.list_page import SIGNATURE_SEPARATOR, changed_parts
 from app.widgets.picker import live
@@ -19,7 +19,7 @@ LEAD = "Curves in common charts, results side by side, and the settings that dif
 NOTHING = empty_state(
     "Nothing to compare yet",
     "Select two or more training runs on the page Jobs, then press Compare trainings.",
-    "/jobs",
+    "/runs",
     "Go to Jobs",
 )
 
@@ -30,7 +30,6 @@ def now(session: Session, ids: str) -> str:
 
 def build(settings: Settings) -> None:
     page_header("Compare trainings", LEAD)
-    shell.tabs(f"/{PAGE}")
     ids, seen = hidden("trainings-ids"), hidden("trainings-seen")
     problem = block(elem_id="trainings-problem")
     with gr.Column(visible=False, elem_id="trainings-shown") as column:

@@ -26,7 +26,7 @@ const number = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(di
 // A technical term with its definition as a tooltip (app/widgets/terms.py, in the page's head).
 const definitions = JSON.parse(document.getElementById("terms")?.textContent || "{}");
 function term(key, text) {
-  return el("abbr", { class: "sp-term", title: definitions[key] }, text);
+  return el("abbr", { class: "sp-term", title: definitions[key], "data-term": key }, text);
 }
 
 // A button of the kind "small" or "link".
@@ -91,4 +91,4 @@ function listenToKeys(prompt, send, escape) {
   });
 }
 
-export { NARROW, allow, button, el, keep, svg, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys };
+export { NARROW, allow, button, definitions, el, keep, svg, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys };

@@ -1,5 +1,7 @@
-// Scripts of the page frame: the theme switch, scrolling of a narrow navigation bar, the skip link, and accessibility
+// Scripts of the page frame: the theme switch, the skip link, and accessibility
 // fixes of Gradio's controls for keyboards and screen readers.
+import { setAddress } from "./dom.js";
+
 const ORDER = ["system", "light", "dark"];
 const SIGN = { system: "◐", light: "☀", dark: "☾" };
 const label = (button) => {
@@ -30,11 +32,9 @@ export function onMatch(selector, start) {
 export function onElement(name, start) { onMatch(`[data-sp="${name}"]`, start); }
 
 onElement("theme", label);
-onElement("nav", (nav) => {
-  const current = nav.querySelector("[aria-current]");
-  const end = current ? current.offsetLeft - nav.offsetLeft + current.offsetWidth : 0;
-  if (end > nav.clientWidth) nav.scrollLeft = current.offsetLeft - nav.offsetLeft - 48;
-});
+
+// Keeps the value of a form's field in the URL and removes the parameters `others` (app/widgets/elements.py).
+window.speculoos.keep = (name, value, others) => setAddress({ ...Object.fromEntries(others.map((other) => [other, null])), [name]: String(value ?? "") });
 
 // Skip link: focuses the page content. The URL stays unchanged, since lists react to its changes.
 document.addEventListener("click", (event) => {

@@ -1,16 +1,19 @@
 """HTML of checkpoints: the list, metrics and lineage. Pure functions of rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.links import model_link
+from app.paths import PAGES
+from app.views import export_rows
 from app.widgets.bulk import bulk_bar, row_checkbox
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
+from app.widgets.list_page import signature_of
 from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
@@ -18,11 +21,13 @@ from models.methods import METHODS
 from tracking import queries
 from tracking.evaluations import REPLAYED, THIS_INSTALLATION, finite_number, is_replay
 from tracking.paging import page
+from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.matrix import setting_words
 
 SOURCE_WORDS = {"hub": "hub:", "folder": "local folder:", "upload": "uploaded files:"}
 """Source of an imported draft → its label."""
+DRAFT_COLUMNS = ["Draft", "Method", "τ", "Speedup", "Exports", "Size", "Created"]
 COLUMNS = ["Name", "Base", "Method", "Data", "τ", "Speedup", "Size", "Created"]
 
 
@@ -43,7 +48,7 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
             "checkpoint",
             "A checkpoint is the result of training: a draft model for one base model. You can import published ones "
             "above.",
-            "/train",
+            "/runs/new",
             "Train a draft",
         )
     names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
@@ -73,9 +78,45 @@ def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, 
     return {e.checkpoint_id: e.result for e in session.scalars(query) if e.result and not is_replay(e.result)}
 
 
-def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping[str, Any]) -> list[str]:
-    name = row_checkbox(checkpoint.id, checkpoint.name)
-    name += pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name")
+def signature(session: Session) -> str:
+    """A text that changes when a checkpoint, an evaluation or the number of finished tunings changes."""
+    counted = select(Evaluation.state, func.count(), func.max(Evaluation.created_at)).group_by(Evaluation.state)
+    measured = sorted(map(str, session.execute(counted)))
+    tunings = select(func.count()).select_from(Job).where(Job.kind == "tune", Job.state == JobState.SUCCEEDED)
+    measured.append(str(session.scalar(tunings)))
+    return f"{signature_of(Checkpoint)(session)}.{hash(tuple(measured))}"
+
+
+def drafts_of(session: Session, base_ids: Collection[str], most: int) -> dict[str, str]:
+    """base model id → table of its newest `most` drafts with figures and exports."""
+    query = queries.listed(Checkpoint, Checkpoint.base_id.in_(base_ids))
+    drafts: dict[str, list[Checkpoint]] = {}
+    for row in session.scalars(query):
+        drafts.setdefault(row.base_id, []).append(row)
+    shown = [row.id for rows in drafts.values() for row in rows[:most]]
+    measured, exports = last_measured(session, shown), export_rows.exported(session)
+    html = {}
+    for base_id, rows in drafts.items():
+        cells = [_draft_cells(row, figures_of(row, measured.get(row.id)), exports) for row in rows[:most]]
+        html[base_id] = table(DRAFT_COLUMNS, cells, "Drafts", named=DRAFT_COLUMNS[1:])
+        if len(rows) > most:
+            html[base_id] += tag("p", _link(PAGES["checkpoints"], f"All {len(rows)} drafts"), class_="sp-hint sp-below")
+    return html
+
+
+def _draft_cells(row: Checkpoint, figures: Mapping[str, Any], exports: Mapping[str, list[str]]) -> list[str]:
+    name, _base, method, _data, tau, speedup, size_, created = row_cells(row, {}, figures, chosen=False)
+    formats = "".join(badge(name, "good") for name in exports.get(row.id, ()))
+    return [name, method, tau, speedup, formats or "–", size_, created]
+
+
+def row_cells(
+    checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping[str, Any], chosen: bool = True
+) -> list[str]:
+    """Cells of COLUMNS; `chosen`: in the list of drafts, with a checkbox."""
+    attributes = {} if chosen else {"data_pick": None}
+    name = row_checkbox(checkpoint.id, checkpoint.name) if chosen else ""
+    name += pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name", **attributes)
     more, speedup = (checkpoint.config or {}).get("more_dataset_ids"), finite_number(figures.get("speedup"))
     data = names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + (f" + {len(more)}" if more else "")
     source = _small(REFERENCE * bool(figures.get(REFERENCE)))
@@ -152,7 +193,7 @@ def plain_is_faster(checkpoint: Checkpoint) -> bool:
 def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
     """A notice: the checkpoint is not ready, was trained on other weights, or plain decoding is faster."""
     if checkpoint.state == "pending":
-        link = f"/jobs?id={checkpoint.job_id}" if checkpoint.job_id else ""
+        link = f"/runs?id={checkpoint.job_id}" if checkpoint.job_id else ""
         return notice("Its job is still running.", "info", link, "Open the job" if link else "")
     if checkpoint.state == "failed":
         return notice("It was not finished. Retry its job, or delete this checkpoint.", "bad")
@@ -213,7 +254,7 @@ def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
         ("Source", safe(_origin(checkpoint))),
         ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or unknown),
-        ("Job", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
+        ("Job", _link(f"/runs?id={job.id}", job.name) if job else "not recorded"),
         ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
         ("sha256", _code(checkpoint.sha256) if checkpoint.sha256 else ""),
         ("Created", safe(ago(checkpoint.created_at))),
@@ -242,7 +283,7 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
     links = (
         link_button("Download zip", file, main=True, id="checkpoint-download"),
         link_button("Try in the Playground", model_link("playground", base.name, checkpoint.name)),
-        link_button("Compare with plain", f"/compare?{pair}"),
+        link_button("Compare with plain", f"/playground/compare?{pair}"),
         link_button("Plan", f"/models?{urlencode({'id': base.id, 'checkpoint': checkpoint.id})}"),
     )
     hint = tag("span", "model.safetensors, config.json, model card and SHA256SUMS", class_="sp-hint")
@@ -283,7 +324,7 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
         at = [f"on {evaluation.source}"] if evaluation.source else []
         how = " · ".join([*setting_words(evaluation.config or {}), *at])
     return [
-        _link(f"/evaluations?id={evaluation.id}", name) + _small(how),
+        _link(f"/results?id={evaluation.id}", name) + _small(how),
         safe(figure(tau)) + _small(interval(result, "mean_accepted_length")),
         safe(f"{speedup:.2f}×") + _small(beside) if speedup else "–",
         yes_or_no(result.get("identical_to_plain")),

@@ -107,7 +107,7 @@ class AddDraft:
             if form.kind == "upload":
                 shutil.rmtree(Path(request.location).parent, ignore_errors=True)
             raise
-        return "", f"/jobs?id={job.id}"
+        return "", f"/runs?id={job.id}"
 
     def _checked(self, form: DraftForm) -> tuple[ImportDraft, Base]:
         """The request and its base. Raises BadInput or NotFound."""

@@ -131,9 +131,7 @@ def side_by_side(rows: Sequence[Evaluation]) -> str:
     cells = []
     for row in rows:
         text = f"Server {row.source}" if row.source else "Local engine"
-        name = tag("a", safe(text), href=f"/evaluations?id={row.id}", class_="sp-row-name") + row_note(
-            row.machine or ""
-        )
+        name = tag("a", safe(text), href=f"/results?id={row.id}", class_="sp-row-name") + row_note(row.machine or "")
         measured = [figure_cell(row, "tau"), figure_cell(row, "speedup", " ×")]
         cells.append([name, *measured, safe(figure(row.tokens_per_second, 1)), safe(ago(row.measured_at))])
     head = tag("h3", "Local engine and servers")
@@ -194,10 +192,10 @@ def links(session: Session, row: Evaluation) -> str:
     """Links to its job, matrix and checkpoint. The job of a matrix may be deleted while its cells remain."""
     matrix = session.get(Job, row.matrix_id) if row.matrix_id else None
     candidates = (
-        (f"/jobs?id={row.job_id}", "Job", row.job_id),
-        (f"/jobs?id={row.matrix_id}", "Matrix", matrix),
+        (f"/runs?id={row.job_id}", "Job", row.job_id),
+        (f"/runs?id={row.matrix_id}", "Matrix", matrix),
         (address(LeaderboardView(matrix=row.matrix_id or "")), "Other cells of the matrix", row.matrix_id),
-        (f"/checkpoints?id={row.checkpoint_id}", "Checkpoint", row.checkpoint_id),
+        (f"/models/drafts?id={row.checkpoint_id}", "Checkpoint", row.checkpoint_id),
     )
     buttons = "".join(link_button(words, to) for to, words, exists in candidates if exists)
     return tag("div", buttons, class_="sp-link-row") if buttons else ""

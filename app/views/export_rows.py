@@ -87,6 +87,15 @@ def latest_jobs(session: Session, checkpoint_id: str) -> dict[str, Job]:
     return {job.request["format"]: job for job in reversed(own)}
 
 
+def exported(session: Session) -> dict[str, list[str]]:
+    """checkpoint id → formats that were exported, of the latest jobs."""
+    query = select(Job).where(Job.kind == "export", Job.state == JobState.SUCCEEDED)
+    formats: dict[str, set[str]] = {}
+    for job in session.scalars(query.order_by(Job.created_at.desc()).limit(LATEST)):
+        formats.setdefault(job.request["checkpoint_id"], set()).add(job.request["format"])
+    return {row_id: sorted(names) for row_id, names in formats.items()}
+
+
 def signature(session: Session) -> int:
     """Changes when an export starts or ends. Every poll computes it, so it does not read the jobs' requests."""
     query = select(Job.id, Job.state).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
@@ -133,7 +142,7 @@ def _action(checkpoint_id: str, option: FormatOption, export: StoredExport | Non
     if export is not None:
         return _link(checkpoint_id, option, f"Download ({size(export.bytes)})")
     if job is not None and job.state not in FINISHED:
-        return tag("a", "Being created and checked… (a job; you can leave this page)", href=f"/jobs?id={job.id}")
+        return tag("a", "Being created and checked… (a job; you can leave this page)", href=f"/runs?id={job.id}")
     words = f"Create and download (about {size(option.bytes)})"
     button = tag("button", safe(words), type="button", class_="sp-small-button", data_make=option.name)
     if job is not None and job.state == JobState.FAILED:

@@ -64,7 +64,7 @@ class JobForm:
     def submit(self, name: str, *values: Any) -> tuple[str, str]:
         """Submit the job: (notice, its URL)."""
         job = submit(self._request(values), name=(name or "").strip(), user=visitor.user(), settings=self.settings)
-        return "", f"/jobs?id={job.id}"
+        return "", f"/runs?id={job.id}"
 
 
 def own_kind_form(settings: Settings, kind: type[Request]) -> JobForm:
@@ -83,4 +83,4 @@ def queued(settings: Settings, checkpoint_id: str, request: Callable[[Checkpoint
     with reading(settings) as session:
         row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
     job = submit(request(row), user=visitor.user(), settings=settings)
-    return notice(f"Queued: {what}.", "good", f"/jobs?id={job.id}", "Open the job")
+    return notice(f"Queued: {what}.", "good", f"/runs?id={job.id}", "Open the job")

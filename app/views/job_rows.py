@@ -162,7 +162,7 @@ def _square(shard: Any, noun: str) -> str:
     words = f"{noun} {shard.number + 1}: {word.lower()}, {counted}"
     kind = f"sp-shard sp-{tone}" if tone else "sp-shard"
     mark = MARKS.get(shard.state, "·")
-    link = tag("a", mark, href=f"/jobs?id={shard.id}", title=words, aria_label=words, class_=kind)
+    link = tag("a", mark, href=f"/runs?id={shard.id}", title=words, aria_label=words, class_=kind)
     return tag("li", link)
 
 
@@ -170,7 +170,7 @@ def whole_link(session: Session, job: Job) -> str:
     """Link from a shard to its parent job; "" for other jobs."""
     if not job.parent_id:
         return ""
-    link = tag("a", safe(session.get_one(Job, job.parent_id).name), href=f"/jobs?id={job.parent_id}")
+    link = tag("a", safe(session.get_one(Job, job.parent_id).name), href=f"/runs?id={job.parent_id}")
     return tag("p", f"{'Cell' if job.kind == 'evaluate' else 'Shard'} {job.number + 1} of {link}", class_="sp-lead")
 
 
@@ -178,7 +178,7 @@ def experiment_link(session: Session, job: Job) -> str:
     row = session.get(Experiment, job.experiment_id or "")
     if row is None:
         return ""
-    name = tag("a", safe(row.name), href=f"/experiments?id={row.id}")
+    name = tag("a", safe(row.name), href=f"/runs/experiments?id={row.id}")
     return tag("p", f"Part of the experiment {name}.", class_="sp-lead")
 
 

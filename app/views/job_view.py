@@ -117,4 +117,4 @@ def seconds(job: Job) -> float | None:
 
 
 def job_line(job: Job) -> str:
-    return tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")
+    return tag("p", tag("a", "Its job: log, cancel, retry", href=f"/runs?id={job.id}"), class_="sp-lead")

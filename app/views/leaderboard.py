@@ -76,7 +76,7 @@ def prompts_words(row: Evaluation) -> str:
 def empty_leaderboard(view: LeaderboardView) -> str:
     if view != LeaderboardView(sort=view.sort):
         return empty_state(
-            "No matches", "No evaluation matches the filters. Choose “All” in a filter.", "/evaluations", "Show all"
+            "No matches", "No evaluation matches the filters. Choose “All” in a filter.", "/results", "Show all"
         )
     return empty_state(
         "No evaluations yet",
@@ -111,7 +111,7 @@ def figure_cell(row: Evaluation | None, key: str, unit: str = "", linked: bool =
     if row is None or value is None:
         return "–"
     words, (low, high) = safe(f"{value:.2f}{unit}"), interval_ends(row, key)
-    link = {"href": f"/evaluations?id={row.id}"} if linked else {}
+    link = {"href": f"/results?id={row.id}"} if linked else {}
     between = "" if low is None or high is None else safe(f"{low:.2f} – {high:.2f}")
     shown = tag("a" if linked else "b", words, class_="sp-figure", **link)
     return shown + (tag("span", between, class_="sp-row-note sp-between") if between else "")
@@ -137,7 +137,7 @@ def download_links(view: LeaderboardView, shown: Page[Evaluation]) -> str:
 
 
 def address(view: LeaderboardView, **more: str) -> str:
-    return f"/evaluations?{query}" if (query := view.query(**more)) else "/evaluations"
+    return f"/results?{query}" if (query := view.query(**more)) else "/results"
 
 
 def as_csv(rows: Sequence[Evaluation], names: Names) -> str:

@@ -1,65 +1,70 @@
-"""Header of every page: brand, navigation, theme switch and the status strip."""
+"""The frame of every page: brand, the six places, search, theme switch, the tabs of a place and the status bar."""
 
+from app.paths import NEEDS_ROWS, PAGES, PLACES, place_of
 from app.widgets.elements import block
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings
 
-NAV = (
-    ("Home", "/"),
-    ("Models", "/models"),
-    ("Data", "/data"),
-    ("Train", "/train"),
-    ("Jobs", "/jobs"),
-    ("Playground", "/playground"),
-    ("Compare", "/compare"),
-    ("Checkpoints", "/checkpoints"),
-    ("Evaluations", "/evaluations"),
-    ("Storage", "/storage"),
-    ("Settings", "/settings"),
-)
-TAB_PAGES = (("Experiments", "/experiments"), ("Compare trainings", "/trainings"))
-"""Pages without a link in the bar; they are reached from Jobs, which is marked instead."""
-TABS = (("Jobs", "/jobs"), ("Experiments", "/experiments"))
 MARK = (
     '<svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect x="2" y="7" width="28" height="18" rx="5"'
     ' fill="currentColor"/><path d="M8 16h4m3 0h4m3 0h2" stroke="var(--sp-surface)" stroke-width="3"'
     ' stroke-linecap="round"/></svg>'
 )
+ICONS = {
+    "Playground": "M4 5h16v11H9l-4 3v-3H4z",
+    "Models": "M12 3l8 4.5v9L12 21l-8-4.5v-9zM4 7.5l8 4.5 8-4.5M12 12v9",
+    "Data": "M4 6h16M4 12h16M4 18h10",
+    "Runs": "M7 4l12 8-12 8z",
+    "Results": "M5 20V10M12 20V4M19 20v-7",
+    "Settings": "M4 7h9m5 0h2M4 17h2m5 0h9M15.5 4.5v5M8.5 14.5v5",
+}
+"""Paths of the icons that the bar shows on a phone, in a box of 24 × 24."""
 
 
-def frame(current: str, settings: Settings) -> None:
-    """Bar and status strip of the page at path `current`, inside the current Blocks. A script (static/changes.js) fills
-    and updates the strip from `/api/changes`."""
-    block(bar(current, settings.asks_login))
+def frame(page: str, settings: Settings) -> None:
+    """Bar, status strip and tabs of a page, inside the current Blocks. A script (static/changes.js) fills and updates
+    the strip from `/api/changes`."""
+    block(bar(page, settings.asks_login))
     block(tag("div", "", data_sp="strip"), elem_id="strip")
 
 
-def page_id(path: str) -> str:
-    return f"page-{path.strip('/') or 'home'}"
+def page_id(page: str) -> str:
+    return f"page-{page}"
 
 
-def bar(current: str, can_log_out: bool = False) -> str:
-    """Brand, links to all pages, the theme switch and, with logins, a button to log out."""
-    links = "".join(tag("a", safe(label), href=path, aria_current=_mark(path, current)) for label, path in NAV)
-    brand = tag("a", MARK + tag("span", "Speculoos"), href="/", class_="sp-brand")
-    switch = tag("button", "", class_="sp-theme", type="button", data_sp="theme", aria_label="Color theme")
-    nav = tag("nav", links, class_="sp-nav", aria_label="Pages", data_sp="nav")
-    out = tag("button", "Log out", class_="sp-small-button", type="submit")
-    leave = tag("form", out, method="post", action="/logout", class_="sp-leave") if can_log_out else ""
-    skip = tag("a", "Skip to the page", href=f"#{page_id(current)}", class_="sp-skip")
-    return tag("div", skip + brand + nav + switch + leave, class_="sp-top")
+def bar(page: str, can_log_out: bool = False) -> str:
+    """Brand, links to the places, search, glossary and theme buttons and, with logins, a button to log out."""
+    place = place_of(page)
+    links = ""
+    for name, pages in PLACES.items():
+        path = tag("path", "", d=ICONS[name])
+        icon = tag("svg", path, viewBox="0 0 24 24", class_="sp-nav-icon", aria_hidden="true")
+        first = next(iter(pages))
+        current = None if name != place else "page" if page == first else "true"
+        links += tag("a", icon + safe(name), href=PAGES[first], aria_current=current)
+    at_home = "page" if page == "home" else None
+    brand = tag("a", MARK + tag("span", "Speculoos"), href="/", class_="sp-brand", aria_current=at_home)
+    nav = tag("nav", links, class_="sp-nav", aria_label="Places")
+    find = "Search" + tag("kbd", "Ctrl K", aria_hidden="true")
+    tools = tag("button", find, class_="sp-find-button", type="button", data_sp="find")
+    tools += tag("button", "?", class_="sp-theme", type="button", data_sp="words", aria_label="Glossary")
+    tools += tag("button", "", class_="sp-theme", type="button", data_sp="theme", aria_label="Color theme")
+    if can_log_out:
+        out = tag("button", "Log out", class_="sp-small-button", type="submit")
+        tools += tag("form", out, method="post", action="/logout", class_="sp-leave")
+    skip = tag("a", "Skip to the page", href=f"#{page_id(page)}", class_="sp-skip")
+    return tag("div", skip + brand + nav + tag("div", tools, class_="sp-tools"), class_="sp-top")
 
 
-def tabs(current: str) -> None:
-    """Tabs of the pages related to Jobs. A page that needs URL parameters has a tab only while it is open."""
-    shown = [page for page in dict.fromkeys((*TABS, *TAB_PAGES)) if page in TABS or page[1] == current]
+def tabs(page: str) -> str:
+    """Links to the pages of the same place; "" if there are no others."""
+    place = place_of(page)
+    pages = PLACES.get(place, {})
+    if len(pages) < 2:
+        return ""
+    shown = {name: label for name, label in pages.items() if name == page or name not in NEEDS_ROWS}
     links = "".join(
-        tag("a", safe(label), href=path, aria_current="page" if path == current else None) for label, path in shown
+        tag("a", safe(label), href=PAGES[name], aria_current="page" if name == page else None)
+        for name, label in shown.items()
     )
-    block(tag("nav", links, class_="sp-tabs", aria_label="Jobs and experiments"))
-
-
-def _mark(path: str, current: str) -> str | None:
-    """aria-current of a link: "page" for the current page, "true" for Jobs on a page of TAB_PAGES."""
-    is_parent = path == "/jobs" and current in {page for _, page in TAB_PAGES}
-    return "page" if path == current else "true" if is_parent else None
+    return tag("nav", links, class_="sp-tabs", aria_label=f"Pages of {place}")

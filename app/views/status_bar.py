@@ -24,7 +24,7 @@ from tracking.tables import Job, Preference, now
 
 LOW_DISK = 2 * 10**9
 """Free bytes below which the strip warns."""
-ROOM_PAGE = "/storage"
+ROOM_PAGE = "/settings/storage"
 """Page to free disk space."""
 SIZE_CACHE_SECONDS = 60
 """Cache time of the sizes of the largest folders; computing them reads every file's size."""
@@ -47,10 +47,10 @@ def job_chip(session: Session) -> str:
     waiting = session.scalar(select(func.count()).select_from(Job).where(Job.state == "QUEUED", listed)) or 0
     more = f" · {waiting} waiting" if waiting else ""
     if running is None:
-        return tag("a", safe("No job is running" + more), href="/jobs", class_="sp-chip")
+        return tag("a", safe("No job is running" + more), href="/runs", class_="sp-chip")
     words = f"{running.name} · {job_progress(running)}{more}"
     dot = tag("span", "", class_="sp-dot sp-running")
-    return tag("a", dot + safe(words), href=f"/jobs?id={running.id}", class_="sp-chip")
+    return tag("a", dot + safe(words), href=f"/runs?id={running.id}", class_="sp-chip")
 
 
 def job_progress(job: Job) -> str:

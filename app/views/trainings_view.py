@@ -42,7 +42,7 @@ def ids_of(text: str) -> list[str]:
 
 
 def comparison_url(ids: Sequence[str]) -> str:
-    return "/trainings?" + urlencode({"ids": ",".join(ids)}, safe=",")
+    return "/runs/compare?" + urlencode({"ids": ",".join(ids)}, safe=",")
 
 
 def labels(trainings: Sequence[Training]) -> list[str]:
@@ -70,7 +70,7 @@ def missing_jobs_notice(result: SelectedTrainings) -> str:
         )
     if len(result.trainings) == 1:
         words.append("Only one training run is selected. Select two or more on the page Jobs.")
-    return notice(" ".join(words), "warn", "/jobs", "Select on Jobs") if words else ""
+    return notice(" ".join(words), "warn", "/runs", "Select on Jobs") if words else ""
 
 
 def charts(metrics: Metrics) -> tuple[str, str]:
@@ -162,7 +162,7 @@ def figures_table(session: Session, trainings: Sequence[Training], metrics: Metr
 
 
 def _head(row_id: str, name: str, ids: Sequence[str]) -> str:
-    link = tag("a", safe(name), href=f"/jobs?id={row_id}", class_="sp-row-name")
+    link = tag("a", safe(name), href=f"/runs?id={row_id}", class_="sp-row-name")
     if len(ids) < 3:
         return link
     to = comparison_url([other for other in ids if other != row_id])

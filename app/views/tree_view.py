@@ -81,7 +81,7 @@ def under_way(session: Session, row: Checkpoint) -> str:
     """Notice with a link to the unfinished tuning job of the checkpoint; "" without one."""
     query = select(Job).where(Job.kind == "tune", Job.state.not_in(FINISHED)).order_by(Job.created_at.desc())
     job = next((job for job in session.scalars(query) if job.request.get("checkpoint_id") == row.id), None)
-    return notice(f"“{job.name}” is {job.state.lower()}.", "info", f"/jobs?id={job.id}", "Open the job") if job else ""
+    return notice(f"“{job.name}” is {job.state.lower()}.", "info", f"/runs?id={job.id}", "Open the job") if job else ""
 
 
 def tune_request(row: Checkpoint, dtype: str | None, keep: bool) -> Tune:

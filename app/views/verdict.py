@@ -57,7 +57,7 @@ def verdict(known: TrainingFacts, ways: Mapping[str, str]) -> TrainingVerdict:
         return TrainingVerdict(text, "info", ways["evaluate"], "Evaluate it")
     if known.tau >= GOOD_TAU and not known.slower:
         text = f"{_meaning(known)} Chat with it, or export it for a server."
-        return TrainingVerdict(text, "good", ways["chat"], "Try it")
+        return TrainingVerdict(text, "good", ways["chat"], "Watch it draft")
     advice, step, button = _advice(known, ways)
     tone: Tone = "warn" if known.measured and (known.slower or known.tau < BREAK_EVEN_TAU) else "info"
     return TrainingVerdict(f"{_meaning(known)} {advice}", tone, ways[step], button)
@@ -106,7 +106,7 @@ def part(session: Session, job: Job) -> str:
     buttons = link_button(result.button, result.link, main=True, id="verdict-next")
     if row:
         pending = row.state == "pending"
-        link = f"/jobs?id={row.job_id}" if pending and row.job_id else f"/evaluations?id={row.id}"
+        link = f"/runs?id={row.job_id}" if pending and row.job_id else f"/results?id={row.id}"
         words = "Open its running evaluation" if pending else "Open its evaluation"
         buttons += link_button(words, link, id="verdict-evaluation")
     html = notice(result.text, result.tone) + tag("div", buttons, class_="sp-link-row")
@@ -150,8 +150,8 @@ def next_steps(
     return {
         "prompts": f"/data?id={data.source_id}" if data and data.source_id else "",
         "data": f"/data?{urlencode({'base': base.id})}",
-        "longer": f"/train?{urlencode({'clone': job.id, 'longer': 2})}",
-        "method": "" if checkpoint.method == BEST_METHOD else f"/train?{urlencode({**own, 'method': BEST_METHOD})}",
+        "longer": f"/runs/new?{urlencode({'clone': job.id, 'longer': 2})}",
+        "method": "" if checkpoint.method == BEST_METHOD else f"/runs/new?{urlencode({**own, 'method': BEST_METHOD})}",
         "chat": model_link("playground", base.name, checkpoint.name),
-        "evaluate": f"/checkpoints?id={checkpoint.id}",
+        "evaluate": f"/models/drafts?id={checkpoint.id}",
     }

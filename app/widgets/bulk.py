@@ -89,7 +89,7 @@ def bulk_bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
 
 def compare_button() -> str:
     """Button that opens the comparison of the selected trainings; enabled from two on."""
-    return _button("go", "Compare trainings", go="/trainings?ids=", least=2)
+    return _button("go", "Compare trainings", go="/runs/compare?ids=", least=2)
 
 
 def name_field(name: str, button: str, label: str, known: Sequence[str]) -> str:

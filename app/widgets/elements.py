@@ -1,6 +1,7 @@
 """Elements of every page: header, notice, empty state, tiles, facts, hidden fields. They escape text."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import gradio as gr
@@ -153,6 +154,15 @@ def on_typing(controls, fn, inputs, outputs, js: str | None = None):
 def on_changes(fields, fn, outputs) -> None:
     """Run `fn(*fields)` when any of `fields` changes for any reason, including pasted text and set values."""
     gr.on([field.change for field in fields], fn, fields, outputs, **QUIET, trigger_mode="always_last")
+
+
+def keep_in_address(fields: Mapping[str, Any], resets: Collection[str] = (), kept: Collection[str] = ()) -> None:
+    """Write what the user enters into `fields` to parameters of the URL, so that a reload keeps it. A change of a field
+    in `resets` removes the other parameters but `kept`, since it gives these fields new values."""
+    for name, field in fields.items():
+        others = [other for other in fields if other != name and other not in kept] if name in resets else []
+        js = f"(value) => {{ window.speculoos.keep({json.dumps(name)}, value, {json.dumps(others)}); }}"
+        field.input(None, field, None, js=js, api_visibility="private")
 
 
 LISTEN = "element.addEventListener('sp-stale', () => trigger('stale', {}));"

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from sqlalchemy import Select, or_
 
+from app.paths import PAGES
 from app.widgets.elements import empty_state
 
 SORT_ORDERS = {"Newest first": "", "Oldest first": "oldest", "By name": "name"}
@@ -54,7 +55,7 @@ def list_url(page: str, offset: str = "", query: ListQuery = ALL_ROWS, first: st
     chosen = "" if query.filter == first else query.filter
     fields = {"show": chosen, "find": query.search, "order": query.sort, "from": offset}
     encoded = urlencode({key: value for key, value in fields.items() if value})
-    return f"/{page}?{encoded}" if encoded else f"/{page}"
+    return f"{PAGES[page]}?{encoded}" if encoded else PAGES[page]
 
 
 def filtered_query(query: Select[Any], list_query: ListQuery) -> Select[Any]:

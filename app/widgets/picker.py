@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 import gradio as gr
 
+from app.paths import PAGES
 from app.widgets.bulk import BULK_SCRIPT
 from app.widgets.elements import QUIET
 from app.widgets.list_query import ListQuery, list_url
@@ -74,7 +75,8 @@ def on_pick(listed: gr.HTML, query: gr.Textbox, fn: Callable[..., Any], inputs: 
 
 def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
     """A link to row `row_id` of `page`, or to the list; `content` is HTML."""
-    own = {"href": f"/{page}?id={row_id}" if row_id else f"/{page}", "data_pick": row_id}
+    path = PAGES[page]
+    own = {"href": f"{path}?id={row_id}" if row_id else path, "data_pick": row_id}
     return tag("a", content, **{**own, **attributes})
 
 

@@ -38,7 +38,7 @@ def line(estimate: Estimate) -> str:
     return tag("p", safe(words), class_="sp-review-line")
 
 
-def command_box(command: str) -> str:
-    """The equivalent command line, to copy."""
-    label = tag("span", "Equivalent command", class_="sp-tile-label")
+def command_box(command: str, words: str = "Equivalent command") -> str:
+    """A command line, to copy."""
+    label = tag("span", safe(words), class_="sp-tile-label")
     return tag("div", label + tag("code", safe(command), class_="sp-command", tabindex="0"))

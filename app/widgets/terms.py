@@ -39,5 +39,6 @@ def label(text: object) -> str:
     text = str(text)
     if not (match := TERM.search(text)):
         return safe(text)
-    term = tag("abbr", safe(match[0]), class_="sp-term", title=TERMS[LABELS[match[0].lower()]])
+    key = LABELS[match[0].lower()]
+    term = tag("abbr", safe(match[0]), class_="sp-term", title=TERMS[key], data_term=key)
     return safe(text[: match.start()]) + term + safe(text[match.end() :])

@@ -18,7 +18,7 @@ def quickstart(
     """Import prompts, generate responses, train and evaluate Medusa heads: four jobs, followed to the end."""
     from cli.follow import follow
     from cli.launch.services import Services, programs_for
-    from workers.jobs.quickstart import result, submit_quickstart
+    from workers.jobs.guided import result, submit_quickstart
 
     settings = open_home()
     with Services(settings, programs_for("io", "gpu")) as services:

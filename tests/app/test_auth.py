@@ -40,18 +40,18 @@ def client(home: Settings, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     return TestClient(guarded, base_url="http://127.0.0.1:7860", follow_redirects=False)
 
 
-def log_in(client: TestClient, password: str = "cinnamon", target: str = "/jobs?id=1"):
+def log_in(client: TestClient, password: str = "cinnamon", target: str = "/runs?id=1"):
     return client.post("/login", data={"password": password, "next": target})
 
 
 def test_pages_lead_to_the_login_and_back_to_where_one_was_going(client: TestClient) -> None:
-    answer = client.get("/jobs?id=1")
+    answer = client.get("/runs?id=1")
     assert answer.status_code == 303
-    assert answer.headers["location"] == "/login?next=%2Fjobs%3Fid%3D1"
-    assert 'value="/jobs?id=1"' in client.get(answer.headers["location"]).text
+    assert answer.headers["location"] == "/login?next=%2Fruns%3Fid%3D1"
+    assert 'value="/runs?id=1"' in client.get(answer.headers["location"]).text
     answer = log_in(client)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/jobs?id=1")
-    assert client.get("/jobs?id=1").text == '"secret page"'
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs?id=1")
+    assert client.get("/runs?id=1").text == '"secret page"'
 
 
 @pytest.mark.parametrize("path", ["/api/runs/1/events", "/gradio_api/queue/data", "/gradio_api/file=x"])
@@ -138,12 +138,12 @@ def test_the_database_does_not_tell_a_cookie(home: Settings) -> None:
 def test_logging_out_ends_the_login_for_a_copy_of_the_cookie_too(client: TestClient) -> None:
     log_in(client)
     stolen = dict(client.cookies)
-    assert client.get("/jobs").status_code == 200
+    assert client.get("/runs").status_code == 200
     answer = client.post("/logout")
     assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     assert not client.cookies
     client.cookies.update(stolen)
-    assert client.get("/jobs").status_code == 303
+    assert client.get("/runs").status_code == 303
     assert client.post("/gradio_api/run/predict", json={}).status_code == 401
 
 
@@ -204,7 +204,7 @@ def test_the_login_comes_before_the_pages_own_routes(home: Settings) -> None:
     pages = make_app(replace(home, password="cinnamon", publish_port=9000))
     assert TestClient(pages, base_url="http://127.0.0.1:9000").get("/healthz").status_code == 200
     client = TestClient(pages, base_url="http://127.0.0.1:7860")
-    assert 'name="password"' in client.get("/jobs").text
+    assert 'name="password"' in client.get("/runs").text
     assert client.get("/gradio_api/info").status_code == 401
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
 
@@ -270,7 +270,7 @@ def linked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     app = FastAPI()
     auth.add_login(app, replace(home, login="token"))
 
-    @app.get("/jobs")
+    @app.get("/runs")
     def jobs() -> str:
         return "secret page"
 
@@ -278,12 +278,12 @@ def linked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 
 
 def test_a_printed_link_lets_one_browser_in_once(linked: TestClient, home: Settings) -> None:
-    assert linked.get("/jobs").headers["location"].startswith("/login")
+    assert linked.get("/runs").headers["location"].startswith("/login")
     assert "speculoos login-link" in linked.get("/login").text
     link = login_links.create_login_link(home, "http://127.0.0.1:7860")
     answer = linked.get(link)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    assert linked.get("/jobs").status_code == 200
+    assert linked.get("/runs").status_code == 200
     another = login_links.create_login_link(home, "http://127.0.0.1:7860")
     assert linked.get(another).status_code == 303
     linked.cookies.clear()
@@ -291,7 +291,7 @@ def test_a_printed_link_lets_one_browser_in_once(linked: TestClient, home: Setti
     assert login_links.consume_login_token(home, another.split("token=")[1]), (
         "a browser that is in already uses up no link"
     )
-    assert linked.get("/jobs").status_code == 303
+    assert linked.get("/runs").status_code == 303
 
 
 def test_the_printed_address_or_its_token_may_be_typed(linked: TestClient, home: Settings) -> None:
@@ -324,7 +324,7 @@ def test_links_open_a_page_behind_a_password_too_but_no_link_is_a_password(clien
     token = link.split("token=")[1]
     assert client.post("/login", data={"password": token}).status_code == 401
     assert client.get(link).status_code == 303
-    assert client.get("/jobs").status_code == 200
+    assert client.get("/runs").status_code == 200
 
 
 def test_the_way_of_logging_in_is_open_or_token(home: Settings) -> None:

@@ -14,7 +14,7 @@ from app.downloads import routes
 from app.drafting import LOOKUP
 from app.events import answer_error
 from app.pages import compare, playground
-from app.pages.checkpoints import measure, signature
+from app.pages.checkpoints import measure
 from app.pages.playground import opening
 from app.views import checkpoint_rows, targets
 from models.starter import STARTER_HEAD
@@ -183,7 +183,7 @@ def test_names_are_shown_literally_everywhere(home: Settings, base_id: str) -> N
 
 def test_an_empty_list_says_how_to_get_one(home: Settings) -> None:
     with reading(home) as rows:
-        assert 'href="/train"' in checkpoint_rows.checkpoints_table(rows)
+        assert 'href="/runs/new"' in checkpoint_rows.checkpoints_table(rows)
 
 
 def test_only_drafts_that_fit_the_weights_are_offered(home: Settings, base_id: str) -> None:
@@ -267,7 +267,7 @@ def test_an_evaluation_is_queued_with_a_link_to_its_job(home: Settings, base_id:
     with reading(home) as rows:
         job = rows.query(Job).one()
     assert (job.kind, job.request["checkpoint_id"]) == ("evaluate", row_id)
-    assert f"/jobs?id={job.id}" in html
+    assert f"/runs?id={job.id}" in html
     assert "is gone" in measure(home, "0" * 32)
 
 
@@ -275,9 +275,9 @@ def test_the_page_notices_when_an_evaluation_ends(home: Settings, base_id: str) 
     row_id = add_checkpoint(home, base_id)
     evaluation_id = add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id))
     with reading(home) as rows:
-        before = signature(rows)
+        before = checkpoint_rows.signature(rows)
     with writing(home) as rows:
         measured = rows.get_one(Evaluation, evaluation_id)
         measured.result, measured.state = {"mean_accepted_length": 1.5}, "ready"
     with reading(home) as rows:
-        assert signature(rows) != before
+        assert checkpoint_rows.signature(rows) != before

@@ -83,7 +83,7 @@ def test_uploaded_files_become_a_checkpoint_and_go(
     assert not list((home.home / "uploads").glob("*/Their-head")), "a look gathers nothing"
     said, address = form.add("Upload", base_id, "", files, "", "Their head")
     job = the_job(home)
-    assert (said, address) == ("", f"/jobs?id={job.id}")
+    assert (said, address) == ("", f"/runs?id={job.id}")
     for path in files:
         Path(path).unlink()  # as Gradio does when it cleans up
     run(home, job)
@@ -164,7 +164,7 @@ def test_a_hub_id_with_its_revision_is_shown_as_a_command(home: Settings, base_i
     assert command in form.look(*values)
     said, address = form.add(*values)
     job = the_job(home)
-    assert said == "" and address == f"/jobs?id={job.id}" and HUB_ID.fullmatch(job.request["location"])
+    assert said == "" and address == f"/runs?id={job.id}" and HUB_ID.fullmatch(job.request["location"])
     assert clone_form(job) == "", "a clone submits the same job again"
     assert (job.request["location"], job.request["layout"]) == ("org/heads@v1", "vllm-eagle3")
 

@@ -139,7 +139,7 @@ def test_the_evaluation_that_followed_decides_and_is_linked(trained: Settings) -
             setattr(row, name, value)
     html = shown(trained)
     assert "τ 2.30 on questions" in html and "1.60 × the speed" in html
-    assert 'href="/evaluations?id=first"' in html and "running evaluation" not in html
+    assert 'href="/results?id=first"' in html and "running evaluation" not in html
 
 
 def test_a_page_left_open_hears_of_the_evaluation_that_followed(trained: Settings) -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import threading
-import time
 from dataclasses import replace
 
 import httpx
@@ -103,16 +101,16 @@ def test_more_records_than_one_page_all_arrive_in_order(home: Settings, monkeypa
 def test_a_live_run_is_followed_to_its_end(home: Settings) -> None:
     run_id = new_run(home)
 
-    def generate() -> None:
+    async def generate() -> str:
+        stream = events.follow(home, run_id, -1)
+        text = await anext(stream)
         for index in range(4):
-            time.sleep(0.08)
             store(home, run_id, index)
+            text += await anext(stream)
         finish(home, run_id)
+        return text + "".join([event async for event in stream])
 
-    thread = threading.Thread(target=generate)
-    thread.start()
-    got = read_all(home, run_id)
-    thread.join()
+    got = received(run_async(generate()))
     assert [name for name, _, _ in got if name == "state"] == ["state", "state"]
     assert [data["index"] for name, _, data in got if name == "step"] == [0, 1, 2, 3]
     assert got[-1][0] == "end"

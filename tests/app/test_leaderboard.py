@@ -155,9 +155,9 @@ def test_a_finished_evaluation_leads_to_its_page(filled: Settings) -> None:
     request = Evaluate(endpoint="team", evaluation_id="c").to_json()
     with db.writing(filled) as session:
         job = jobs.create(session, kind="evaluate", queue="io", request=request, name="Evaluate team")
-        assert "/evaluations" not in status_line(session, job)
+        assert "/results" not in status_line(session, job)
         job.state = "SUCCEEDED"
-        assert "/evaluations?id=c" in status_line(session, job)
+        assert "/results?id=c" in status_line(session, job)
 
 
 def test_the_address_of_a_view_shows_the_same_view(filled: Settings) -> None:
@@ -165,7 +165,7 @@ def test_the_address_of_a_view_shows_the_same_view(filled: Settings) -> None:
 
     view = LeaderboardView(suite="GSM8K", temperature="0", tree="chain 4", sort="-tau")
     assert LeaderboardView.of(dict(parse_qsl(view.query()))) == view
-    assert leaderboard.address(LeaderboardView()) == "/evaluations"
+    assert leaderboard.address(LeaderboardView()) == "/results"
     assert (
         LeaderboardView().sorted_by("tau").sort == "-tau"
         and LeaderboardView(sort="-tau").sorted_by("tau").sort == "tau"
@@ -181,7 +181,7 @@ def test_the_list_shows_names_as_text_intervals_and_ways_to_sort(filled: Setting
         html = leaderboard.leaderboard(rows, names, view) + leaderboard.chart(rows.rows, names, view)
     assert "<img" not in html and "${" not in html and "&lt;img" in html
     assert "2.50 ×" in html and "2.40 – 2.60" in html and "server team" in html
-    assert 'href="/evaluations?sort=-tau"' in html and 'data-pick="d"' in html
+    assert 'href="/results?sort=-tau"' in html and 'data-pick="d"' in html
     assert "95 % from 2.40 to 2.60" in html
 
 
@@ -282,7 +282,7 @@ def test_cells_outlive_their_matrix_and_stay_cells(filled: Settings) -> None:
         session.add(measured("cell", "two", "GSM8K", 9.9, 9.9, matrix_id=job.id, created_at=now() + timedelta(hours=1)))
         session.flush()
         cell, two = session.get_one(Evaluation, "cell"), session.get_one(Checkpoint, "two")
-        assert f"/jobs?id={job.id}" in evaluation_view.view(session, cell)
+        assert f"/runs?id={job.id}" in evaluation_view.view(session, cell)
         jobs.request_cancel(session, job.id)
         session.flush()
         changes.delete(session, filled, job)
@@ -292,7 +292,7 @@ def test_cells_outlive_their_matrix_and_stay_cells(filled: Settings) -> None:
         assert "speedup" not in checkpoint_rows.last_measured(session, ["two"]).get("two", {})
         assert shown(session, matrix=job.id) == ["cell"], "the leaderboard still shows the cells together"
         html = evaluation_view.view(session, cell)
-    assert f"/jobs?id={job.id}" not in html and f"matrix={job.id}" in html
+    assert f"/runs?id={job.id}" not in html and f"matrix={job.id}" in html
 
 
 def test_the_built_in_questions_have_one_name(home: Settings) -> None:

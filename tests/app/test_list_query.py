@@ -61,16 +61,16 @@ def test_lists_can_be_ordered(filled: Settings) -> None:
 def test_an_address_and_its_query() -> None:
     query = ListQuery.of(["Done", " a&b ", "name"], FILTERS)
     assert query == ListQuery("Done", "a&b", "name")
-    assert list_url("jobs", "50.x", query) == "/jobs?show=Done&find=a%26b&order=name&from=50.x"
+    assert list_url("jobs", "50.x", query) == "/runs?show=Done&find=a%26b&order=name&from=50.x"
     assert ListQuery.of(["Nonsense", None, "no"], FILTERS).values == ["All", "", ""]
-    assert list_url("jobs", "", ListQuery("All")) == list_url("jobs") == "/jobs"
+    assert list_url("jobs", "", ListQuery("All")) == list_url("jobs") == "/runs"
     assert ListQuery.of(query.values, FILTERS).values == query.values
     assert ListQuery.of([], FILTERS) == ListQuery.of([None, None], FILTERS) == ListQuery("All")
 
 
 def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
     html = pager("jobs", Page([], 51, 120, "", "100.x"), ListQuery("Done", "x", "name"))
-    assert "/jobs?show=Done&amp;find=x&amp;order=name&amp;from=100.x" in html and "Next →" in html
+    assert "/runs?show=Done&amp;find=x&amp;order=name&amp;from=100.x" in html and "Next →" in html
 
 
 @pytest.mark.parametrize(

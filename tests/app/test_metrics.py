@@ -105,7 +105,7 @@ def test_who_may_read_the_metrics(guarded: TestClient) -> None:
         seen = client.get("/metrics", headers=bearer)
         assert seen.status_code == 200 and seen.headers["content-type"].startswith("text/plain")
         assert ("speculoos_jobs", "gpu", "QUEUED") in samples(seen.text)
-        for path in ("/", "/jobs", "/api/runs/x", "/metrics/../jobs"):
+        for path in ("/", "/runs", "/api/runs/x", "/metrics/../jobs"):
             assert client.get(path, headers=bearer, follow_redirects=False).status_code != 200, path
         assert client.post("/metrics", headers=bearer).status_code in (401, 403, 405)
         assert client.get("/metrics", headers={**bearer, "Host": "evil.example"}).status_code == 403
@@ -119,7 +119,7 @@ def test_requests_are_measured_by_route_and_few_names(guarded: TestClient) -> No
         for path in (
             "/healthz",
             "/api/runs/abc/events",
-            "/jobs",
+            "/runs",
             "/api/runs/abc",
             "/api/runs/def",
             "/nowhere/1",
@@ -132,7 +132,7 @@ def test_requests_are_measured_by_route_and_few_names(guarded: TestClient) -> No
     count = "speculoos_http_request_seconds_count"
     assert found[count, "GET", "/healthz", "200"] >= 1
     assert found[count, "GET", "/api/runs/{run_id}", "401"] >= 2
-    assert found[count, "GET", "/api/runs/{run_id}/events", "401"] >= 1 and found[count, "GET", "/jobs", "303"] >= 1
+    assert found[count, "GET", "/api/runs/{run_id}/events", "401"] >= 1 and found[count, "GET", "/runs", "303"] >= 1
     assert found[count, "GET", "other", "303"] >= 2
     assert found[count, "GET", "/gradio_api/other", "401"] >= 1
     assert "abc" not in text and "nowhere" not in text

@@ -10,9 +10,8 @@ from sqlalchemy import func, select
 from app.pages import data, jobs, models, settings, train
 from app.pages import home as home_page
 from app.pages.data import BuiltInSets
-from app.pages.home import experiment_view as experiment
 from app.pages.jobs import clone, status_line
-from app.views import data_view, job_rows, job_view
+from app.views import data_view, guided_view, job_rows, job_view
 from app.views.choices import response_models, valid_choice
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
@@ -26,6 +25,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, now
 from workers.jobs import builtin, sizes
 from workers.jobs.builtin import BUILT_IN
 from workers.jobs.estimates import estimate
+from workers.jobs.guided import EXPERIMENT
 from workers.jobs.requests import GenerateData, Train
 from workers.jobs.submit import add_built_in
 
@@ -144,7 +144,7 @@ def test_a_set_that_was_not_extended_says_so_and_can_be_used(state, complete, sa
     job = Job(id="1" * 32, kind="generate_data", state=state, error="No endpoint.", hint="", cancel_requested=False)
     data = Dataset(name="a", kind="conversations", state="ready", rows=9, report={"complete": complete})
     html = data_view.state(data, job, "")
-    assert html.count(data_view.AS_BEFORE) == html.count("No endpoint.") == html.count("/jobs?id=") == said
+    assert html.count(data_view.AS_BEFORE) == html.count("No endpoint.") == html.count("/runs?id=") == said
     assert (data_view.CUT_SHORT in html) == (not complete)
     job.state = "SUCCEEDED"
     assert data_view.AS_BEFORE not in data_view.state(data, job, "")
@@ -252,7 +252,7 @@ def test_a_job_whose_name_was_made_up_can_be_noted(filled):
 
 
 def test_cloning_a_training_opens_its_form(filled):
-    assert clone(filled, "succeeded") == "/train?clone=succeeded"
+    assert clone(filled, "succeeded") == "/runs/new?clone=succeeded"
 
 
 def test_endpoints_and_bases_can_answer(filled):
@@ -367,39 +367,44 @@ def test_the_train_page_is_filled_in_from_the_address(filled):
         assert train.request_of_job(rows, "gone") is None
 
 
-def test_home_shows_the_chain_and_leads_to_the_playground_once_it_ended(filled):
+def test_a_guided_run_shows_its_steps_and_then_the_draft(filled):
     with writing(filled) as rows:
         rows.get(Base, "base").name = "tiny"
+        rows.get(Experiment, "experiment").name = f"{EXPERIMENT}tiny"
         for name in ("succeeded", "running"):
             rows.get(Job, name).experiment_id = "experiment"
+        rows.get(Job, "succeeded").kind = "train"
         rows.get(Checkpoint, "heads").job_id = "succeeded"
     with reading(filled) as rows:
-        html = experiment(rows, home_page.shown_experiment(rows, "experiment"))
-        assert 'data-state="active"' in html
-        assert "Open in Playground" not in html
-        assert home_page.active_quickstart(rows).id == "experiment"
+        experiment = guided_view.latest(rows)
+        html = guided_view.run_view(rows, filled, experiment)
+        assert experiment.id == "experiment" and 'data-state="active"' in html and "Running on the server" in html
+        assert home_page.address(rows, rows.get(Job, "running")) == "/runs/guided?experiment=experiment"
     with writing(filled) as rows:
         rows.get(Job, "running").state = "SUCCEEDED"
     with reading(filled) as rows:
-        html = experiment(rows, rows.get(Experiment, "experiment"))
-        assert "/playground?model=tiny%40heads" in html
+        html = guided_view.run_view(rows, filled, rows.get(Experiment, "experiment"))
+        assert 'data-state="ended"' in html and "Running on the server" not in html
+        assert "/playground?model=tiny%40heads" in html and "/models/drafts?id=heads" in html
         assert "2.50" in html
-        assert home_page.active_quickstart(rows) is None
+        assert "2.50" in home_page.result(rows) and 'data-sp="race"' not in home_page.view(rows)
 
 
-def test_a_broken_chain_says_where_it_broke_and_offers_what_was_trained(filled):
+def test_a_broken_guided_run_says_where_it_broke_and_shows_what_was_trained(filled):
     with writing(filled) as rows:
         rows.get(Job, "failed").experiment_id = rows.get(Job, "succeeded").experiment_id = "experiment"
+        rows.get(Job, "succeeded").kind = "train"
         rows.get(Checkpoint, "heads").job_id = "succeeded"
     with reading(filled) as rows:
-        assert "Open in Playground" in experiment(rows, home_page.shown_experiment(rows, ""))
-        assert "/jobs?id=failed" in experiment(rows, home_page.shown_experiment(rows, ""))
+        html = guided_view.run_view(rows, filled, rows.get(Experiment, "experiment"))
+        assert "Watch it draft" in html and "/runs?id=failed" in html
 
 
-def test_a_newcomer_is_shown_the_way(home):
+def test_a_newcomer_sees_the_race_and_two_buttons(home):
     with reading(home) as rows:
-        assert home_page.shown_experiment(rows, "") is None
-        assert home_page.last_job(rows).count('class="sp-card"') == 4
+        html = home_page.view(rows)
+        assert guided_view.latest(rows) is None and home_page.running(rows) == ""
+        assert html.count('class="sp-button') == 2 and 'data-sp="race"' in html
 
 
 @pytest.mark.parametrize("name", ["quickstart-prompts", "built-in-questions"])

@@ -7,7 +7,8 @@ import pytest
 from starlette.routing import Mount
 
 from app import page_sessions
-from app.main import PAGES, make_app
+from app.main import make_app
+from app.paths import PAGES
 from speculoos.settings import Settings
 from tests.tools.asgi import Answer, ask
 from tests.tools.loops import run_async
@@ -52,7 +53,7 @@ def test_the_server_keeps_so_many_and_no_more(pages: Any, monkeypatch: pytest.Mo
     assert list(kept.session_data) == ["session 2", "session 3", "session 4"]
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", PAGES.values())
 def test_a_document_is_written_once(pages: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = get(pages, path)
     monkeypatch.setattr(gradio_of(pages), "get_blocks", lambda: pytest.fail("written again"))
@@ -86,7 +87,7 @@ def test_a_cookie_is_each_browsers_own(pages: Any) -> None:
 def test_no_header_of_one_visitor_is_in_the_document_of_the_next(settings: Settings) -> None:
     unasked = make_app(settings)
     headers = ("x-gradio-server", "x-forwarded-host", "x-forwarded-prefix", "x-forwarded-uri")
-    for path, header in zip(PAGES, headers, strict=False):
+    for path, header in zip(PAGES.values(), headers, strict=False):
         get(unasked, path, **{header: "evil.example"})
         after = get(unasked, path)
         assert after.status == 200 and b"evil.example" not in after.body
@@ -94,5 +95,5 @@ def test_no_header_of_one_visitor_is_in_the_document_of_the_next(settings: Setti
 
 def test_another_name_of_this_machine_gets_its_own_addresses(pages: Any) -> None:
     port = "7860"
-    assert f"http://localhost:{port}".encode() in get(pages, "/train", host=f"localhost:{port}").body
-    assert f"http://127.0.0.1:{port}".encode() in get(pages, "/train", host=f"127.0.0.1:{port}").body
+    assert f"http://localhost:{port}".encode() in get(pages, "/runs/new", host=f"localhost:{port}").body
+    assert f"http://127.0.0.1:{port}".encode() in get(pages, "/runs/new", host=f"127.0.0.1:{port}").body

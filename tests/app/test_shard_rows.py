@@ -46,7 +46,7 @@ def test_the_list_and_the_strip_show_one_job_with_its_progress(home: Settings, j
         html, chip = jobs_page.table(session, ListQuery("All")), job_chip(session)
     assert html.count("data-pick=") == 1 and "10 of 50 rows" in html and "<img" not in html
     assert "1 of 5 shards done, 1 running, 1 failed" in html
-    assert f"/jobs?id={job.id}" in chip and "20%" in chip and "waiting" not in chip
+    assert f"/runs?id={job.id}" in chip and "20%" in chip and "waiting" not in chip
 
 
 def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_see_colors(
@@ -60,8 +60,8 @@ def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_se
         *[("1", "done", "10"), ("2", "failed", "0"), ("3", "running", "0")],
         *[("4", "waiting", "0"), ("5", "waiting", "0")],
     ]
-    assert all(f"/jobs?id={shard.id}" in html for shard in made) and "<img" not in html
-    assert f'Shard 2 of <a href="/jobs?id={job.id}">' in one and "sp-shard-grid" not in one
+    assert all(f"/runs?id={shard.id}" in html for shard in made) and "<img" not in html
+    assert f'Shard 2 of <a href="/runs?id={job.id}">' in one and "sp-shard-grid" not in one
 
 
 def test_thousands_of_shards_are_told_in_words_and_quickly(home: Settings) -> None:

@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 
 from app import theme
 from app.gradio_gate import FRAMES
-from app.main import PAGES, make_app, make_pages
+from app.main import make_app, make_pages
+from app.paths import MOVED, PAGES, PLACES
 from app.views import shell, status_bar
 from app.widgets import elements, formatting
 from app.widgets.text import safe, safe_with_code, tag
@@ -40,7 +41,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
 
 
 def test_every_page_answers_and_has_its_style_in_the_head(client: TestClient) -> None:
-    for path in PAGES:
+    for path in PAGES.values():
         page = client.get(path)
         assert page.status_code == 200, path
         head = page.text.split("</head>")[0]
@@ -154,9 +155,33 @@ def test_attribute_values_are_escaped() -> None:
 
 
 def test_navigation_marks_the_page_one_is_on() -> None:
-    for _, path in shell.NAV:
-        marked = re.findall(r'<a href="([^"]+)" aria-current="page">', shell.bar(path))
-        assert marked == [path]
+    for place, pages in PLACES.items():
+        first, *others = pages
+        assert re.findall(r'<a href="([^"]+)" aria-current="page">', shell.bar(first)) == [PAGES[first]], place
+        for page in others:
+            assert re.findall(r'<a href="([^"]+)" aria-current="true">', shell.bar(page)) == [PAGES[first]], page
+            assert re.findall(r'<a href="([^"]+)" aria-current="page">', shell.tabs(page)) == [PAGES[page]]
+    assert 'class="sp-brand" aria-current="page"' in shell.bar("home")
+
+
+def test_every_page_belongs_to_one_place() -> None:
+    assert sorted(page for pages in PLACES.values() for page in pages) == sorted(set(PAGES) - {"home"})
+    assert len(PLACES) == 6
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_an_address_of_version_0_1_redirects_with_its_query(client: TestClient, name: str) -> None:
+    answer = client.get(f"/{name}?id=a%26b&find=x+y", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (308, f"{PAGES[name]}?id=a%26b&find=x+y")
+    assert client.get(f"/{name}", follow_redirects=False).headers["location"] == PAGES[name]
+    assert client.get(f"/{name}").status_code == 200
+
+
+def test_all_addresses_of_version_0_1_lead_to_a_page(client: TestClient) -> None:
+    names = "models data train jobs playground compare checkpoints evaluations storage settings experiments trainings"
+    for path in ("/", *(f"/{name}" for name in names.split())):
+        answer = client.get(path)
+        assert answer.status_code == 200 and answer.url.path in PAGES.values(), path
 
 
 def test_the_strip_names_the_running_job_its_progress_and_the_queue(home: Settings) -> None:

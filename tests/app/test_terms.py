@@ -37,7 +37,7 @@ def test_definitions_are_those_of_the_glossary() -> None:
 )
 def test_a_label_that_uses_a_term_defines_it(text: str, key: str, marked: str) -> None:
     html = label(text)
-    assert f'<abbr class="sp-term" title="{safe(TERMS[key])}">{marked}</abbr>' in html
+    assert f'<abbr class="sp-term" title="{safe(TERMS[key])}" data-term="{key}">{marked}</abbr>' in html
     assert re.sub(r"<[^>]+>", "", html) == text
 
 
@@ -49,7 +49,7 @@ def test_a_label_without_one_is_as_it_was(text: str) -> None:
 @pytest.mark.parametrize("text", NASTY)
 def test_what_a_user_wrote_never_becomes_markup(text: str) -> None:
     for html in (label(text), label(f"{text} τ {text}")):
-        inner = html.replace(f'<abbr class="sp-term" {TAU}>', "").replace("</abbr>", "")
+        inner = html.replace(f'<abbr class="sp-term" {TAU} data-term="tau">', "").replace("</abbr>", "")
         assert not set(inner) & set('<>${}`"\\'), inner
 
 

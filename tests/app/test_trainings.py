@@ -72,7 +72,7 @@ def lines(made: str, title: str) -> dict:
 
 def test_an_address_lists_each_job_once_and_comes_back() -> None:
     assert ids_of("b,a,,b") == ["b", "a"] and ids_of("") == []
-    assert comparison_url(["b", "a"]) == "/trainings?ids=b,a"
+    assert comparison_url(["b", "a"]) == "/runs/compare?ids=b,a"
 
 
 def test_what_cannot_be_compared_is_said(filled: Settings) -> None:
@@ -168,5 +168,5 @@ def test_names_that_look_numbered_are_told_apart_too(filled: Settings) -> None:
 
 
 def test_the_bar_marks_where_one_came_from() -> None:
-    for _, path in shell.TAB_PAGES:
-        assert '<a href="/jobs" aria-current="true">' in shell.bar(path)
+    for name in ("experiments", "trainings"):
+        assert '<a href="/runs" aria-current="true">' in re.sub("<svg.*?</svg>", "", shell.bar(name))

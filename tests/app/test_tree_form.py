@@ -3,8 +3,8 @@
 import pytest
 
 from app.pages import jobs as job_panel
-from app.pages.checkpoints import signature
 from app.views import checkpoint_rows, tree_view
+from app.views.checkpoint_rows import signature
 from app.views.tree_view import TreeForm, tune_request, under_way
 from speculoos.errors import BadInput
 from speculoos.settings import Settings

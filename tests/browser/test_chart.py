@@ -53,7 +53,7 @@ def test_a_chart_that_is_drawn_anew_keeps_its_values_and_files(page: Page, workb
                     session, job, 1, reports.JobReport(metrics={("train/loss", s): 9.0 - s for s in range(last)})
                 )
             if last == 3:
-                open_page(page, f"{workbench.url}/jobs?id={job}")
+                open_page(page, f"{workbench.url}/runs?id={job}")
                 page.locator(".sp-chart svg").first.focus()
                 page.keyboard.press("ArrowRight")
         expect(page.locator(".sp-chart li b")).to_have_text("6 at step 3")

@@ -20,7 +20,7 @@ def base_id(workbench: Workbench) -> str:
 
 
 def test_a_download_is_whole_by_its_own_sums(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/checkpoints")
+    page.goto(f"{workbench.url}/models/drafts")
     page.locator("#checkpoints-table").get_by_role("link", name="heads", exact=True).first.click()
     expect(page.locator("#checkpoint-head h2")).to_be_visible()
     with page.expect_download() as caught:
@@ -36,7 +36,7 @@ def test_a_download_is_whole_by_its_own_sums(page: Page, workbench: Workbench) -
 
 def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
     row_id = add_heads(workbench, base_id(workbench), "to-be-renamed")
-    page.goto(f"{workbench.url}/checkpoints?id={row_id}")
+    page.goto(f"{workbench.url}/models/drafts?id={row_id}")
     page.locator("#checkpoint-manage button").first.click()
     page.locator("#checkpoint-name input, #checkpoint-name textarea").fill("renamed")
     page.locator("#checkpoint-note textarea, #checkpoint-note input").fill("good on code")
@@ -66,7 +66,7 @@ FILL_AT_ONCE = """
 
 def test_what_is_entered_the_moment_the_fields_unfold_is_kept(page: Page, workbench: Workbench) -> None:
     row_id = add_heads(workbench, base_id(workbench), "quickly-renamed")
-    page.goto(f"{workbench.url}/checkpoints?id={row_id}")
+    page.goto(f"{workbench.url}/models/drafts?id={row_id}")
     name = page.locator("#checkpoint-name input, #checkpoint-name textarea")
     expect(name).to_have_value("quickly-renamed")
     expect(name).to_be_hidden()
@@ -80,7 +80,7 @@ def test_what_is_entered_the_moment_the_fields_unfold_is_kept(page: Page, workbe
 
 
 def test_the_theme_can_be_chosen_and_stays(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/checkpoints")
+    page.goto(f"{workbench.url}/models/drafts")
     button = page.locator('[data-sp="theme"]')
     expect(button).to_have_attribute("aria-label", "Color theme: system")
     button.click()
@@ -92,7 +92,7 @@ def test_the_theme_can_be_chosen_and_stays(page: Page, workbench: Workbench) -> 
 
 
 @pytest.mark.parametrize("width", [1440, 420])
-@pytest.mark.parametrize("path", ["/playground", "/compare", "/checkpoints"])
+@pytest.mark.parametrize("path", ["/playground", "/playground/compare", "/models/drafts"])
 def test_no_page_is_wider_than_its_window(page: Page, workbench: Workbench, path: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(workbench.url + path)

@@ -28,7 +28,7 @@ def columns(workbench: Workbench, page: Page) -> list[dict]:
 
 
 def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/compare?models=tiny,tiny@heads&prompt=hello%20fox")
+    page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt=hello%20fox")
     expect(page.locator("#compare-prompt textarea")).to_have_value("hello fox")
     page.locator("#compare-run").click()
     finished(page)
@@ -49,7 +49,7 @@ def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workben
 
 
 def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Workbench) -> None:
-    open_page(page, f"{workbench.url}/compare?models=tiny,tiny:ngram&prompt=again")
+    open_page(page, f"{workbench.url}/playground/compare?models=tiny,tiny:ngram&prompt=again")
     expect(page.locator("#compare-prompt textarea")).to_have_value("again")
     expect(page.locator("#targets")).to_contain_text("lookup")
     page.locator("#compare-prompt textarea").press("Control+Enter")
@@ -82,7 +82,7 @@ def test_the_first_difference_is_marked(page: Page, workbench: Workbench) -> Non
             runs.add_steps(rows, run.id, [plain_step(i, number) for i, number in enumerate(ids)])
             runs.finish_run(rows, run.id, "abc", {})
         group = made[0].group_id
-    page.goto(f"{workbench.url}/compare?comparison={group}")
+    page.goto(f"{workbench.url}/playground/compare?comparison={group}")
     finished(page)
     other = page.locator(".sp-column").nth(1)
     expect(other.locator(".sp-match")).to_contain_text("differs from the first column at token 2")
@@ -92,7 +92,7 @@ def test_the_first_difference_is_marked(page: Page, workbench: Workbench) -> Non
 def test_every_second_comparison_is_measured_the_other_way_round(page: Page, workbench: Workbench) -> None:
     measured = []
     for prompt in ("one way", "other way"):
-        page.goto(f"{workbench.url}/compare?models=tiny,tiny@heads&prompt={prompt}")
+        page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt={prompt}")
         expect(page.locator("#compare-prompt textarea")).to_have_value(prompt)
         page.locator("#compare-run").click()
         finished(page)
@@ -112,7 +112,7 @@ def test_a_stopped_column_says_so(page: Page, workbench: Workbench) -> None:
         runs.add_steps(rows, made[0].id, [plain_step(0, 7)])
         runs.finish_run(rows, made[0].id, "a", {"decode_tokens_per_second": 5.0})
         runs.cancel_run(rows, made[1].id)
-    page.goto(f"{workbench.url}/compare?comparison={made[0].group_id}")
+    page.goto(f"{workbench.url}/playground/compare?comparison={made[0].group_id}")
     finished(page)
     undone = page.locator(".sp-column").nth(1)
     expect(undone).to_contain_text("Stopped before it was measured")
@@ -128,7 +128,7 @@ def plain_step(index: int, token: int) -> dict:
 
 
 def test_columns_can_be_replayed_side_by_side(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/compare?models=tiny,tiny@heads&prompt=race")
+    page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt=race")
     expect(page.locator("#compare-prompt textarea")).to_have_value("race")
     page.locator("#compare-run").click()
     finished(page)
@@ -139,7 +139,7 @@ def test_columns_can_be_replayed_side_by_side(page: Page, workbench: Workbench) 
 
 
 def test_one_target_is_refused_in_a_sentence(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/compare?models=tiny&prompt=alone")
+    page.goto(f"{workbench.url}/playground/compare?models=tiny&prompt=alone")
     expect(page.locator("#compare-prompt textarea")).to_have_value("alone")
     page.locator("#compare-run").click()
     expect(page.locator("#problem [role=alert]")).to_contain_text("Choose two to four targets")
@@ -152,7 +152,7 @@ def test_figures_taken_beside_a_job_say_so(page: Page, workbench: Workbench) -> 
         for run in made:
             runs.start_run(rows, run.id)
             runs.finish_run(rows, run.id, "", {"shared_with": "train <b>heads</b>", "notices": []})
-    page.goto(f"{workbench.url}/compare?comparison={made[0].group_id}")
+    page.goto(f"{workbench.url}/playground/compare?comparison={made[0].group_id}")
     finished(page)
     expect(page.locator(".sp-column-notes").first).to_contain_text("while the job “train <b>heads</b>” used")
 

@@ -71,7 +71,7 @@ def ended(workbench: Workbench) -> Iterator[dict[str, str]]:
 def test_a_training_ends_with_a_verdict_whose_button_opens_the_filled_form(
     page: Page, workbench: Workbench, ended: dict[str, str]
 ) -> None:
-    open_page(page, f"{workbench.url}/jobs?id={ended['job']}")
+    open_page(page, f"{workbench.url}/runs?id={ended['job']}")
     expect(page.locator("#verdict")).to_contain_text("τ 1.40 estimated on held-out conversations")
     expect(page.locator("#verdict")).to_contain_text("trained on 40 conversations")
     page.locator("#verdict-next").click()
@@ -80,7 +80,7 @@ def test_a_training_ends_with_a_verdict_whose_button_opens_the_filled_form(
 
 
 def test_an_evaluations_job_shows_its_report(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
-    open_page(page, f"{workbench.url}/jobs?id={ended['measure']}")
+    open_page(page, f"{workbench.url}/runs?id={ended['measure']}")
     report = page.locator("#job-report")
     for words in ("2.20 – 2.40 (95 %)", "1.40 – 1.60 × (95 %)", "Acceptance by depth", "61%", "math", "prose"):
         expect(report).to_contain_text(words)
@@ -89,7 +89,7 @@ def test_an_evaluations_job_shows_its_report(page: Page, workbench: Workbench, e
 def test_what_a_button_said_goes_when_the_job_has_got_on(page: Page, workbench: Workbench) -> None:
     running = Job(name="stops", kind="train", queue="gpu", state="RUNNING", attempt=1, started_at=now())
     job_id = workbench.add(running)
-    open_page(page, f"{workbench.url}/jobs?id={job_id}")
+    open_page(page, f"{workbench.url}/runs?id={job_id}")
     page.locator("#job-cancel").click()
     expect(page.locator("#job-action-said")).to_contain_text("Asked to stop")
     page.wait_for_timeout(2_000)
@@ -103,11 +103,11 @@ def test_what_a_button_said_goes_when_the_job_has_got_on(page: Page, workbench: 
 
 
 def test_every_result_is_in_the_list(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
-    open_page(page, f"{workbench.url}/jobs?find=ending")
+    open_page(page, f"{workbench.url}/runs?find=ending")
     rows = page.locator("#jobs-table tbody tr")
     expect(rows.filter(has_text="Train ending")).to_contain_text("held-out τ 1.40 · loss 3.000")
     expect(rows.filter(has_text="Evaluate ending")).to_contain_text("τ 2.31 · 1.52 ×")
-    open_page(page, f"{workbench.url}/checkpoints?find=ending")
+    open_page(page, f"{workbench.url}/models/drafts?find=ending")
     expect(page.locator("#checkpoints-table tbody tr").first).to_contain_text("estimated")
 
 
@@ -116,7 +116,7 @@ def test_the_review_of_a_training_is_always_in_sight(
     page: Page, workbench: Workbench, ended: dict[str, str], width: int
 ) -> None:
     page.set_viewport_size({"width": width, "height": 800})
-    open_page(page, f"{workbench.url}/train?data={ended['data']}")
+    open_page(page, f"{workbench.url}/runs/new?data={ended['data']}")
     unfold(page, "Advanced settings")
     unfold(page, "Optimizer")
     box(page, "set-lr").scroll_into_view_if_needed()
@@ -127,7 +127,7 @@ def test_the_review_of_a_training_is_always_in_sight(
 
 
 def test_what_is_wrong_is_said_with_its_field(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
-    open_page(page, f"{workbench.url}/train?data={ended['data']}")
+    open_page(page, f"{workbench.url}/runs/new?data={ended['data']}")
     unfold(page, "Advanced settings")
     unfold(page, "Optimizer")
     box(page, "set-lr").fill("20")
@@ -144,7 +144,7 @@ def test_what_is_wrong_is_said_with_its_field(page: Page, workbench: Workbench, 
 
 
 def test_twice_as_long_is_filled_in(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
-    open_page(page, f"{workbench.url}/train?clone={ended['job']}&longer=2")
+    open_page(page, f"{workbench.url}/runs/new?clone={ended['job']}&longer=2")
     expect(page.locator("#train-review .sp-command")).to_contain_text("max_steps=40")
 
 
@@ -208,7 +208,7 @@ def test_two_sets_are_trained_on_and_measured_by_itself(page: Page, workers: Wor
         more.base_id = ended["base"]
         more.path = str(write_answers(workers.settings.home / "datasets" / more.id, 12, 40))
         rows.add(more)
-    open_page(page, f"{workers.url}/train?data={ended['data']},{more.id}")
+    open_page(page, f"{workers.url}/runs/new?data={ended['data']},{more.id}")
     choose(page, "train-recipe", "medusa-smoke")
     expect(page.locator("#train-review .sp-command")).to_contain_text("--recipe medusa-smoke")
     expect(page.locator("#train-review .sp-command")).to_contain_text("--data 'ending answers' --data 'more answers'")
@@ -217,7 +217,7 @@ def test_two_sets_are_trained_on_and_measured_by_itself(page: Page, workers: Wor
     expect(tiles.filter(has_text="Steps")).to_contain_text("evaluated every ")
     box(page, "train-name").fill("both")
     page.locator("#train-start").click()
-    page.wait_for_url("**/jobs?id=*")
+    page.wait_for_url("**/runs?id=*")
     job_is(page, "SUCCEEDED")
     expect(page.locator("#job-head")).to_contain_text("(estimated: ")
     expect(page.locator("#verdict")).to_contain_text("trained on 52 conversations")

@@ -36,7 +36,7 @@ def questions(page: Page) -> list[str]:
 def test_the_leaderboard_sorts_narrows_opens_and_deletes(workbench: Workbench, page: Page) -> None:
     base = add_base(workbench, "measured")
     fill(workbench, base, add_heads(workbench, base, "drafted"))
-    page.goto(f"{workbench.url}/evaluations?base={base}")
+    page.goto(f"{workbench.url}/results?base={base}")
     expect(page.locator("#evaluations-table tbody tr")).to_have_count(3)
     assert questions(page) == [f"{name}\n5 questions" for name in ("HumanEval", f"Mine {HOSTILE}", "GSM8K")]
     expect(page.locator("#evaluations-chart .sp-interval-bar")).to_have_count(1)
@@ -54,7 +54,7 @@ def test_the_leaderboard_sorts_narrows_opens_and_deletes(workbench: Workbench, p
         page.locator("#evaluations-away a", has_text="CSV of 1").click()
     assert "HumanEval" in saved.value.path().read_text()
     page.go_back()
-    page.goto(f"{workbench.url}/evaluations?base={base}&sort=-tau")
+    page.goto(f"{workbench.url}/results?base={base}&sort=-tau")
     page.locator("#evaluations-table a", has_text="measured@drafted").first.click()
     expect(page.locator("#evaluation-one")).to_contain_text("1.25 ×")
     expect(page.locator("#evaluation-one .sp-command")).to_contain_text("speculoos evaluate")
@@ -63,13 +63,13 @@ def test_the_leaderboard_sorts_narrows_opens_and_deletes(workbench: Workbench, p
     expect(page.locator("#evaluation-question")).to_contain_text("Nothing depends on this evaluation")
     page.locator("#evaluation-really").click()
     expect(page.locator("#evaluations-table tbody tr")).to_have_count(2)
-    assert page.url.endswith("/evaluations"), "the deleted one is not asked for again"
+    assert page.url.endswith("/results"), "the deleted one is not asked for again"
 
 
 def test_a_matrix_starts_from_its_form(workbench: Workbench, page: Page) -> None:
     base = add_base(workbench, "for a matrix")
     add_heads(workbench, base, "draft")
-    page.goto(f"{workbench.url}/evaluations")
+    page.goto(f"{workbench.url}/results")
     page.get_by_role("button", name="Measure checkpoints on suites").click()
     page.locator("#matrix-temperatures textarea, #matrix-temperatures input").first.fill("0, 1")
     page.locator("#matrix-trees textarea").fill("own\nchain 2")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from app.views.shell import NAV, TAB_PAGES
+from app.paths import PAGES
 from tests.browser.furnished import Furnished, open_page, wait_drawn
 
 pytestmark = pytest.mark.browser
@@ -109,7 +109,7 @@ def still(page: Page) -> None:
     assert seen["shift"] < MAX_SHIFT, seen["moved"]
 
 
-@pytest.mark.parametrize("path", [path for _, path in (*NAV, *TAB_PAGES)])
+@pytest.mark.parametrize("path", PAGES.values())
 def test_a_page_is_accessible_and_keeps_still(check: Callable[[str], None], furnished: Furnished, path: str) -> None:
     check(furnished.url + path)
 

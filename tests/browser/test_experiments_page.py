@@ -36,15 +36,15 @@ def known(workbench: Workbench) -> list[str]:
 
 
 def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench, three: list[str]) -> None:
-    open_page(page, f"{workbench.url}/jobs")
+    open_page(page, f"{workbench.url}/runs")
     page.get_by_role("navigation", name="Jobs and experiments").get_by_role("link", name="Experiments").click()
     page.locator("#experiments-name input, #experiments-name textarea").fill(NAME)
     page.get_by_role("button", name="Create").click()
-    page.wait_for_url("**/experiments?id=*")
+    page.wait_for_url("**/runs/experiments?id=*")
     expect(page.locator("#experiment-head h2")).to_have_text(NAME)
     expect(page.locator("#experiment-jobs")).to_contain_text("No jobs yet")
     address = page.url
-    open_page(page, f"{workbench.url}/jobs")
+    open_page(page, f"{workbench.url}/runs")
     for name in ("slow", "quick", "wild"):
         page.get_by_role("checkbox", name=f"Choose Train {name}", exact=True).check()
     field = page.get_by_role("combobox", name="Experiment (existing or new)")
@@ -68,7 +68,7 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     with writing(workbench.settings) as session:
         for job_id in three:
             session.get_one(Job, job_id).experiment_id = made
-    open_page(page, f"{workbench.url}/experiments?id={made}")
+    open_page(page, f"{workbench.url}/runs/experiments?id={made}")
     with page.expect_download() as caught:
         page.get_by_role("link", name="CSV", exact=True).click()
     assert caught.value.suggested_filename == "sizes.csv"
@@ -86,7 +86,7 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     page.get_by_role("button", name="Delete this experiment").click()
     expect(page.locator("#experiment-question")).to_contain_text("Its jobs, data sets and checkpoints are kept.")
     page.get_by_role("button", name="Delete for good").click()
-    page.wait_for_url("**/experiments")
+    page.wait_for_url("**/runs/experiments")
     expect(page.locator("#experiments-table")).not_to_contain_text("sizes")
     with reading(workbench.settings) as session:
         assert session.scalars(select(Job.experiment_id).where(Job.id.in_(three))).all() == [None] * 3
@@ -95,11 +95,11 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
 def test_a_training_is_started_in_an_experiment(page: Page, workbench: Workbench) -> None:
     made = workbench.add(Experiment(name="amounts"))
     try:
-        open_page(page, f"{workbench.url}/train?experiment={made}")
+        open_page(page, f"{workbench.url}/runs/new?experiment={made}")
         expect(page.locator("#train-experiment input")).to_have_value("amounts")
-        open_page(page, f"{workbench.url}/experiments?id={made}")
+        open_page(page, f"{workbench.url}/runs/experiments?id={made}")
         page.get_by_role("link", name="Train another").click()
-        page.wait_for_url(f"**/train?experiment={made}")
+        page.wait_for_url(f"**/runs/new?experiment={made}")
     finally:
         with writing(workbench.settings) as session:
             session.query(Experiment).filter_by(id=made).delete()

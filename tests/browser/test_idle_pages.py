@@ -61,7 +61,7 @@ class Traffic:
 
 
 def test_idle_pages_call_no_handler_and_ask_ever_less_often(page: Page, workbench: Workbench) -> None:
-    pages = {path: page.context.new_page() for path in ("/jobs", "/", "/checkpoints")}
+    pages = {path: page.context.new_page() for path in ("/runs", "/", "/models/drafts")}
     for path, opened in pages.items():
         opened.goto(workbench.url + path)
         expect(opened.locator("#strip .sp-strip")).to_be_visible()
@@ -99,7 +99,7 @@ def test_an_idle_page_requests_no_frames(page: Page, furnished: Furnished) -> No
 def test_a_page_of_a_long_list_keeps_its_numbers_while_the_list_grows(
     page: Page, workbench: Workbench, many: list[str]
 ) -> None:
-    page.goto(f"{workbench.url}/jobs")
+    page.goto(f"{workbench.url}/runs")
     pager, links = page.locator("#jobs-table .sp-pager"), page.locator("#jobs-table a[data-pick]")
     expect(pager).to_contain_text(re.compile("1–50 of"))
     pager.get_by_role("link", name="Older").click()

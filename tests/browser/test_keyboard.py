@@ -20,7 +20,7 @@ RING = """() => {
 
 
 def test_the_first_tab_leads_past_the_bar(page: Page, furnished: Furnished) -> None:
-    open_page(page, f"{furnished.url}/jobs")
+    open_page(page, f"{furnished.url}/runs")
     page.keyboard.press("Tab")
     skip = page.locator(".sp-skip")
     expect(skip).to_be_focused()
@@ -29,11 +29,11 @@ def test_the_first_tab_leads_past_the_bar(page: Page, furnished: Furnished) -> N
     expect(page.locator(".sp-page")).to_be_focused()
     page.keyboard.press("Tab")
     assert page.evaluate(f"{FOCUSED}.closest('.sp-page') !== null")
-    assert page.url.endswith("/jobs")
+    assert page.url.endswith("/runs")
 
 
 def test_arrow_keys_walk_through_radio_buttons(page: Page, furnished: Furnished) -> None:
-    open_page(page, f"{furnished.url}/jobs")
+    open_page(page, f"{furnished.url}/runs")
     radios = page.locator("#jobs-filter input[type=radio]")
     radios.first.focus()
     page.keyboard.press("ArrowRight")
@@ -65,7 +65,7 @@ def test_a_closed_dropdown_still_opens_with_the_arrow_key(page: Page, furnished:
     expect(page.get_by_role("option").first).to_be_visible()
 
 
-@pytest.mark.parametrize("path", ["/train", "/jobs", "/settings", "/playground"])
+@pytest.mark.parametrize("path", ["/runs/new", "/runs", "/settings", "/playground"])
 def test_the_focus_is_seen_wherever_tab_leads(page: Page, furnished: Furnished, path: str) -> None:
     open_page(page, furnished.url + path)
     for count in range(40):
@@ -85,7 +85,7 @@ def calm(browser: Browser) -> Iterator[Page]:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("path", ["/", "/jobs", "/playground"])
+@pytest.mark.parametrize("path", ["/", "/runs", "/playground"])
 def test_nothing_moves_with_reduced_motion(calm: Page, furnished: Furnished, path: str) -> None:
     open_page(calm, furnished.url + path)
     moving = "document.getAnimations().filter((a) => a.effect.getComputedTiming().activeDuration > 20).length"

@@ -21,16 +21,16 @@ def rows(page: Page, name: str = "jobs"):
 
 
 def test_what_a_list_is_asked_for_is_in_the_address(page: Page, furnished: Furnished) -> None:
-    open_page(page, f"{furnished.url}/jobs")
+    open_page(page, f"{furnished.url}/runs")
     expect(rows(page)).to_have_count(11)
     page.locator("#jobs-find input, #jobs-find textarea").press_sequentially("heads 3")
     expect(rows(page)).to_have_count(1)
-    page.wait_for_url("**/jobs?find=heads+3")
+    page.wait_for_url("**/runs?find=heads+3")
     rows(page).first.click()
     expect(page.locator("#job-head h2")).to_have_text("Train heads 3")
     page.locator("#jobs-back a").click()
     expect(rows(page)).to_have_count(1)
-    page.wait_for_url("**/jobs?find=heads+3")
+    page.wait_for_url("**/runs?find=heads+3")
     page.reload()
     expect(rows(page)).to_have_count(1)
     expect(page.locator("#jobs-find input, #jobs-find textarea")).to_have_value("heads 3")
@@ -45,24 +45,24 @@ def test_what_a_list_is_asked_for_is_in_the_address(page: Page, furnished: Furni
 
 
 def test_a_filter_and_an_order_open_with_the_address(page: Page, furnished: Furnished) -> None:
-    open_page(page, f"{furnished.url}/jobs?show=Active&order=oldest")
+    open_page(page, f"{furnished.url}/runs?show=Active&order=oldest")
     expect(rows(page)).to_have_text(["Train heads 0", "Train heads 1", "Train heads 5", MATRIX])
     expect(page.locator("#jobs-filter input:checked")).to_have_attribute("value", "Active")
     expect(page.locator("#jobs-order input")).to_have_value("Oldest first")
     page.locator("#jobs-order input").click()
     page.get_by_role("option", name="Newest first").click()
     expect(rows(page)).to_have_text([MATRIX, "Train heads 5", "Train heads 1", "Train heads 0"])
-    page.wait_for_url("**/jobs?show=Active")
+    page.wait_for_url("**/runs?show=Active")
 
 
 def test_a_row_opens_by_a_click_anywhere_and_its_head_and_bar_stay_in_view(page: Page, furnished: Furnished) -> None:
     page.set_viewport_size({"width": 1280, "height": 500})
-    open_page(page, f"{furnished.url}/jobs")
+    open_page(page, f"{furnished.url}/runs")
     expect(page.locator("#jobs-table .sp-table-bar")).to_have_text("11 jobs")
     page.locator("input[data-choose]").last.check()
     bar, head = page.locator(".sp-bulk").bounding_box(), page.locator("#jobs-table th").first.bounding_box()
     assert bar and head and 0 <= bar["y"] < head["y"] <= bar["y"] + bar["height"]
-    expect(page).to_have_url(f"{furnished.url}/jobs")
+    expect(page).to_have_url(f"{furnished.url}/runs")
     page.locator("#jobs-table tr", has_text="Train heads 3").locator("td").last.click(
         position={"x": 2, "y": 2}, force=True
     )
@@ -70,7 +70,7 @@ def test_a_row_opens_by_a_click_anywhere_and_its_head_and_bar_stay_in_view(page:
 
 
 def test_columns_are_chosen_by_keyboard_and_remembered(page: Page, furnished: Furnished) -> None:
-    open_page(page, f"{furnished.url}/evaluations")
+    open_page(page, f"{furnished.url}/results")
     heads = page.locator("#evaluations-table th:visible")
     expect(heads).to_have_count(9)
     page.get_by_role("button", name="Columns").press("Enter")
@@ -108,7 +108,7 @@ def three(workbench: Workbench) -> Iterator[list[str]]:
 
 
 def test_jobs_are_cancelled_and_deleted_together(page: Page, workbench: Workbench, three: list[str]) -> None:
-    open_page(page, f"{workbench.url}/jobs?find=bulk")
+    open_page(page, f"{workbench.url}/runs?find=bulk")
     bar, said = page.locator(".sp-bulk"), page.locator("#jobs-bulk-said")
     expect(rows(page)).to_have_count(3)
     expect(bar).to_be_hidden()
@@ -136,7 +136,7 @@ def test_checkpoints_are_deleted_together(page: Page, workbench: Workbench) -> N
     with reading(workbench.settings) as session:
         base = queries.find_base(session, "tiny").id
     ids = [add_heads(workbench, base, f"doomed {n}") for n in range(2)]
-    open_page(page, f"{workbench.url}/checkpoints?find=doomed")
+    open_page(page, f"{workbench.url}/models/drafts?find=doomed")
     page.locator(".sp-bulk button", has_text="All on").evaluate("(node) => node.click()")
     page.locator(".sp-bulk").get_by_role("button", name="Delete").click()
     page.locator(".sp-bulk").get_by_role("button", name="Delete for good").click()

@@ -24,13 +24,13 @@ def locked(tmp_path) -> Iterator[Workbench]:
 
 
 def test_one_logs_in_works_and_logs_out(locked: Workbench, page: Page, tmp_path: Path) -> None:
-    page.goto(f"{locked.url}/checkpoints?id=x")
+    page.goto(f"{locked.url}/models/drafts?id=x")
     expect(page.locator("#password")).to_be_focused()
     page.keyboard.type("cinnamon stick")
     page.keyboard.press("Tab")
     page.keyboard.type("Ada <b>Lovelace</b>")
     page.keyboard.press("Enter")
-    page.wait_for_url(f"{locked.url}/checkpoints?id=x")
+    page.wait_for_url(f"{locked.url}/models/drafts?id=x")
     expect(page.locator("#checkpoints-problem")).to_contain_text("This checkpoint is gone")
     page.get_by_role("link", name="Playground").click()
     expect(page.locator("#why-off")).to_contain_text("There is no base model yet")
@@ -55,7 +55,7 @@ def upload(page: Page, bench: Workbench, folder: Path) -> None:
     assert "sky blue" in Path(saved.value.path()).read_text()
     page.locator("#data-submit").click()
     page.wait_for_url(f"{bench.url}/data?id=*")
-    page.goto(f"{bench.url}/jobs")
+    page.goto(f"{bench.url}/runs")
     expect(page.locator("#jobs-table")).to_contain_text("Import prompts · Ada <b>Lovelace</b>")
 
 

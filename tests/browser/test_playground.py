@@ -181,7 +181,7 @@ def test_markup_in_a_checkpoint_name_is_shown_literally(page: Page, workbench: W
     with reading(workbench.settings) as rows:
         base_id = rows.query(Base).filter_by(name="tiny").one().id
     row_id = add_heads(workbench, base_id, name, note=name)
-    for path in ("/playground", "/compare", "/checkpoints", f"/checkpoints?id={row_id}"):
+    for path in ("/playground", "/playground/compare", "/models/drafts", f"/models/drafts?id={row_id}"):
         page.goto(workbench.url + path)
         expect(page.locator("#strip .sp-strip")).to_be_visible()
         page.wait_for_timeout(500)

@@ -39,7 +39,7 @@ def start(page: Page, bench: Workbench) -> str:
     with reading(bench.settings) as session:
         base_id = queries.find_base(session, "tiny").id
     data = add_answers(bench.settings, base_id, f"random answers {new_id()[:8]}")
-    page.goto(f"{bench.url}/train?data={data}")
+    page.goto(f"{bench.url}/runs/new?data={data}")
     command = page.locator("#train-review .sp-command")
     choose(page, "train-recipe", "medusa-smoke")
     unfold(page, "Advanced settings")
@@ -55,7 +55,7 @@ def start(page: Page, bench: Workbench) -> str:
     expect(command).to_contain_text("save_every=5")
     page.locator("#train-measure input").uncheck()
     page.locator("#train-start").click()
-    page.wait_for_url("**/jobs?id=*")
+    page.wait_for_url("**/runs?id=*")
     return row_id(page)
 
 

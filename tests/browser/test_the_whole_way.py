@@ -19,7 +19,7 @@ from tests.browser.services import (
     unfold,
     write_prompts,
 )
-from tests.browser.workbench import Workbench, add_base
+from tests.browser.workbench import Workbench
 from tests.tools.processes import is_listening_elsewhere, ranks
 from tracking import queries
 from tracking.db import reading, writing
@@ -44,7 +44,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start_training(page: Page, bench: Workbench, data: str, steps: int, name: str = "", processes: int = 1) -> str:
     """Fill in the train page for a tiny Medusa and start it; returns the job's id."""
-    page.goto(f"{bench.url}/train?data={data}")
+    page.goto(f"{bench.url}/runs/new?data={data}")
     expect(page.locator("#train-review .sp-command")).to_contain_text("speculoos train medusa")
     choose(page, "train-recipe", "medusa-smoke")
     expect(page.locator("#train-review .sp-command")).to_contain_text("--recipe medusa-smoke")  # its settings are in
@@ -61,7 +61,7 @@ def start_training(page: Page, bench: Workbench, data: str, steps: int, name: st
     box(page, "train-name").fill(name)
     page.locator("#train-measure input").uncheck()
     page.locator("#train-start").click()
-    page.wait_for_url("**/jobs?id=*")
+    page.wait_for_url("**/runs?id=*")
     return row_id(page)
 
 
@@ -77,13 +77,13 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     expect(page.locator("#generate-review .sp-command")).to_contain_text("--max-tokens 12")
     box(page, "generate-name").fill("answers")
     page.locator("#generate-start").click()
-    page.wait_for_url("**/jobs?id=*")
+    page.wait_for_url("**/runs?id=*")
     job_is(page, "SUCCEEDED")
     page.get_by_role("link", name="Open it").click()
     expect(page.locator("#dataset-preview .sp-in-loss").first).to_be_visible()
     expect(page.locator("#dataset-preview")).to_contain_text(HOSTILE)
     page.get_by_role("link", name="Train a draft on it").click()
-    page.wait_for_url("**/train?*")
+    page.wait_for_url("**/runs/new?*")
     expect(page.locator("#train-data")).to_contain_text("answers")
 
     job_id = start_training(page, bench, answers(bench), 30, "first heads")
@@ -139,7 +139,7 @@ def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: 
     expect(page.locator("#job-question")).to_contain_text("Nothing depends on this job")
     page.locator("#job-really").click()
     expect(page.locator("#jobs-listing")).to_be_visible()
-    expect(page).to_have_url(f"{bench.url}/jobs")
+    expect(page).to_have_url(f"{bench.url}/runs")
     expect(page.locator(f'#jobs-table a[data-pick="{job_id}"]')).to_have_count(0)
     with reading(bench.settings) as session:
         assert session.get(Job, job_id) is None
@@ -155,7 +155,7 @@ def test_a_training_in_two_processes_goes_on_while_the_web_process_is_killed(pag
     page.goto("about:blank")
     bench.kill("web")
     bench.start("web")
-    page.goto(f"{bench.url}/jobs?id={job_id}")
+    page.goto(f"{bench.url}/runs?id={job_id}")
     job_is(page, "SUCCEEDED")
     with reading(bench.settings) as session:
         job = session.get(Job, job_id)
@@ -165,9 +165,9 @@ def test_a_training_in_two_processes_goes_on_while_the_web_process_is_killed(pag
 def test_cloning_fills_the_form_in_as_it_was(page: Page, bench: Workbench) -> None:
     with reading(bench.settings) as session:
         job = session.get(Job, queries.find_checkpoint(session, "tiny@first heads").job_id)
-    page.goto(f"{bench.url}/jobs?id={job.id}")
+    page.goto(f"{bench.url}/runs?id={job.id}")
     page.locator("#job-clone").click()
-    page.wait_for_url("**/train?clone=*")
+    page.wait_for_url("**/runs/new?clone=*")
     command = page.locator("#train-review .sp-command")
     expect(command).to_contain_text("speculoos train medusa --model tiny --data answers --recipe medusa-smoke")
     expect(command).to_contain_text("max_steps=30")
@@ -205,13 +205,13 @@ def test_a_name_is_changed_and_a_taken_one_is_refused(page: Page, bench: Workben
 
 
 def test_a_list_is_walked_with_the_keyboard_and_the_browsers_back_button(page: Page, bench: Workbench) -> None:
-    page.goto(f"{bench.url}/jobs")
+    page.goto(f"{bench.url}/runs")
     link = page.locator("#jobs-table a[data-pick]").first
     expect(link).to_be_visible()
     link.focus()
     page.keyboard.press("Enter")
     expect(page.locator("#job-head h2")).to_be_visible()
-    assert "/jobs?id=" in page.url
+    assert "/runs?id=" in page.url
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement !== document.body")
     page.go_back()
@@ -234,29 +234,29 @@ def test_a_failed_job_says_in_a_sentence_what_was_wrong(page: Page, bench: Workb
     expect(page.locator("#job-retry")).to_have_text("Retry")
 
 
-def test_the_quickstart_shows_its_steps_after_a_reload_too_and_can_be_stopped(page: Page, bench: Workbench) -> None:
-    add_base(bench, "starter")
+def test_a_guided_run_shows_its_steps_after_a_reload_too_and_can_be_stopped(page: Page, bench: Workbench) -> None:
     page.goto(bench.url)
-    start = page.locator("#quickstart-start")
-    start.click()
-    page.wait_for_url("**/?experiment=*")
-    steps = page.locator("#home-work .sp-step")
-    expect(steps).to_have_count(4)
+    page.locator("#home-guided").click()
+    page.wait_for_url("**/runs/guided")
+    expect(page.locator("#guided-base input")).to_have_value(re.compile("tiny"))
+    page.locator("#guided-start").click()
+    page.wait_for_url("**/runs/guided?experiment=*")
+    steps = page.locator("#guided-run .sp-step")
+    expect(steps).to_have_count(5)
     expect(steps.nth(0)).to_have_attribute("data-state", "SUCCEEDED", timeout=SLOW)
     expect(steps.nth(1)).to_have_attribute("data-state", "RUNNING", timeout=SLOW)
     expect(steps.nth(2)).to_contain_text("Waits for")
-    expect(start).to_be_disabled()
+    run = page.url
     page.reload()
-    expect(steps).to_have_count(4)
-    expect(start).to_be_disabled()
+    expect(steps).to_have_count(5)
+    expect(page.locator("#guided-form")).to_be_hidden()
 
     steps.nth(1).get_by_role("link").first.click()
-    page.wait_for_url("**/jobs?id=*")
+    page.wait_for_url("**/runs?id=*")
     page.locator("#job-cancel").click()
     job_is(page, "CANCELLED")
-    page.goto(bench.url)
-    expect(page.locator('#home-work [data-state="ended"]')).to_contain_text("did not finish")
-    expect(start).to_be_enabled()
+    page.goto(run)
+    expect(page.locator('#guided-run [data-state="ended"]')).to_contain_text("did not finish")
 
 
 def test_settings_show_health_and_no_secret(page: Page, bench: Workbench) -> None:
@@ -272,12 +272,12 @@ def test_hostile_rows_are_shown_literally_on_every_page(page: Page, bench: Workb
         figures = {"mean_accepted_length": 9.5, "speedup": 2.0}
         values = {"method": "medusa", "state": "ready", "base_id": base.id, "figures": figures, "path": "/gone"}
         session.add(Checkpoint(name=HOSTILE, **values))
-    for path in ("/", "/jobs", "/data", "/checkpoints", "/train", "/models"):
+    for path in ("/", "/runs", "/data", "/models/drafts", "/runs/new", "/models"):
         page.goto(f"{bench.url}{path}")
         expect(page.locator("#strip .sp-strip")).to_be_visible()
         page.wait_for_timeout(400)
         assert page.locator("img[src=x]").count() == 0
-    page.goto(f"{bench.url}/checkpoints")
+    page.goto(f"{bench.url}/models/drafts")
     expect(page.locator("#checkpoints-table")).to_contain_text(HOSTILE)
     with writing(bench.settings) as session:
         session.delete(queries.find_checkpoint(session, HOSTILE))
@@ -298,7 +298,7 @@ def test_a_published_head_is_uploaded_tried_and_exported(page: Page, bench: Work
     box(page, "drafts-name").fill("their head")
     expect(page.locator("#drafts-review .sp-command")).to_contain_text("--name 'their head'")
     page.locator("#drafts-submit").click()
-    page.wait_for_url("**/jobs?id=*")
+    page.wait_for_url("**/runs?id=*")
     job_is(page, "SUCCEEDED")
     link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
     assert link == "/playground?model=tiny%40their+head"

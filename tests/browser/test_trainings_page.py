@@ -46,13 +46,13 @@ def shown(page: Page) -> list[str]:
 def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
     page: Page, browser: Browser, workbench: Workbench, three: list[str]
 ) -> None:
-    open_page(page, f"{workbench.url}/jobs")
+    open_page(page, f"{workbench.url}/runs")
     compare = page.get_by_role("button", name="Compare trainings")
     page.get_by_role("checkbox", name="Choose Train slow", exact=True).check()
     expect(compare).to_be_disabled()
     page.get_by_role("checkbox", name="Choose Train quick", exact=True).check()
     compare.click()
-    page.wait_for_url("**/trainings?ids=*,*")
+    page.wait_for_url("**/runs/compare?ids=*,*")
     expect(page.locator("#trainings-charts figure")).to_have_count(3)
     expect(page.locator("#trainings-settings tbody td:first-child")).to_have_text(["lr"])
     first = shown(page)
@@ -69,7 +69,7 @@ def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
 
 
 def test_curves_are_read(page: Page, workbench: Workbench, three: list[str]) -> None:
-    open_page(page, f"{workbench.url}/trainings?ids={','.join(three)}")
+    open_page(page, f"{workbench.url}/runs/compare?ids={','.join(three)}")
     chart = page.locator("#trainings-charts figure", has_text="Loss")
     chart.locator("svg").first.focus()
     page.keyboard.press("End")
@@ -84,7 +84,7 @@ def test_curves_are_read(page: Page, workbench: Workbench, three: list[str]) -> 
 def test_a_running_training_is_followed_and_one_can_be_left_out(
     page: Page, workbench: Workbench, three: list[str]
 ) -> None:
-    open_page(page, f"{workbench.url}/trainings?ids={','.join(three)}")
+    open_page(page, f"{workbench.url}/runs/compare?ids={','.join(three)}")
     figures = page.locator("#trainings-figures")
     expect(figures).to_contain_text("120 of 120 steps")
     page.locator("#trainings-settings summary").click()
@@ -94,13 +94,13 @@ def test_a_running_training_is_followed_and_one_can_be_left_out(
     expect(figures).to_contain_text("999,999")
     expect(page.locator("#trainings-settings dl")).to_be_visible()  # what did not change is not drawn anew
     page.get_by_role("link", name="Remove wild").click()
-    page.wait_for_url(f"**/trainings?ids={three[0]},{three[1]}")
+    page.wait_for_url(f"**/runs/compare?ids={three[0]},{three[1]}")
     expect(page.locator("#trainings-charts .sp-chart-legend").first.locator("li")).to_have_count(2)
 
 
 def test_an_address_that_names_nothing_says_so(page: Page, workbench: Workbench) -> None:
-    open_page(page, f"{workbench.url}/trainings?ids=nowhere,<b>x</b>")
+    open_page(page, f"{workbench.url}/runs/compare?ids=nowhere,<b>x</b>")
     expect(page.locator("#trainings-problem")).to_contain_text("2 of these jobs are missing")
     expect(page.locator("#trainings-shown")).to_be_hidden()
-    open_page(page, f"{workbench.url}/trainings")
+    open_page(page, f"{workbench.url}/runs/compare")
     expect(page.locator("#trainings-problem")).to_contain_text("Nothing to compare yet")

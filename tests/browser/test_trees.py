@@ -57,7 +57,7 @@ def test_a_tree_that_is_typed_is_drafted_and_shown_with_both_probabilities(page:
 
 
 def test_typical_acceptance_is_called_lossy_wherever_it_shows(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/compare?models=tiny,tiny@heads&prompt=hello")
+    page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt=hello")
     page.locator("#options-open").click()
     page.get_by_label("Typical (lossy): may differ from plain decoding").check()
     page.locator("#compare-run").click()
@@ -80,7 +80,7 @@ def test_an_evaluation_leads_to_the_steps_of_its_worst_prompt(page: Page, workbe
     worst["messages"] = [{"role": "user", "content": "hello dog"}]
     row = Evaluation(name="e", state="ready", base_id=heads.base_id, checkpoint_id=heads.id, suite="own")
     row.result, row.config = {"per_prompt": [worst], "max_tokens": 12}, {"drafting": {"tree": [[0, 0], [1]]}}
-    page.goto(f"{workbench.url}/evaluations?id={workbench.add(row)}")
+    page.goto(f"{workbench.url}/results?id={workbench.add(row)}")
     page.get_by_role("button", name="Show its steps: prompt 1").click()
     expect(page).to_have_url(re.compile(r"/playground\?chat=[0-9a-f]{32}$"))
     steps = steps_of(workbench, answered(page))

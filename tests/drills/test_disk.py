@@ -35,7 +35,7 @@ from workers.jobs.submit import retry, submit
 
 ROUNDS = int(os.environ.get("DRILLS_ROUNDS", "10"))
 FULL_SECONDS = 20.0
-PAGES = ("/", "/jobs", "/settings")
+PAGES = ("/", "/runs", "/settings")
 TOLD = re.compile("disk is full|MB free, this checkpoint needs")
 SAID = re.compile(r"\bfull\b|\b0 (B|bytes|MB|KB|kB) free", re.IGNORECASE)
 

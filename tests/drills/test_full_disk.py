@@ -25,7 +25,7 @@ from workers.jobs.requests import ImportPrompts
 from workers.jobs.submit import submit
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]
-PAGES = ("/", "/jobs", "/data", "/settings", "/healthz")
+PAGES = ("/", "/runs", "/data", "/settings", "/healthz")
 FULL_SECONDS = 60
 
 

@@ -37,12 +37,12 @@ def test_a_million_prompts(up: Up, tmp_path: Path, figures: Figures) -> None:
     up.start()
     with most_memory(up) as most:
         imported = submit(ImportPrompts(path=str(file)), settings=up.settings)
-        during = opened(up, ["/", "/data", "/jobs", f"/jobs?id={imported.id}"])
+        during = opened(up, ["/", "/data", "/runs", f"/runs?id={imported.id}"])
         import_seconds = seconds_to(up, imported, lambda job: job.state == "SUCCEEDED")
         source_id = imported.request["dataset_id"]
         generation = submit(GenerateData(source_id=source_id, endpoint="away"), settings=up.settings)
         divide_seconds = seconds_to(up, generation, lambda job: job.shards > 0)
-        paths = ["/", "/data", f"/data?id={source_id}", "/jobs", f"/jobs?id={generation.id}"]
+        paths = ["/", "/data", f"/data?id={source_id}", "/runs", f"/runs?id={generation.id}"]
         after = opened(up, paths)
     with db.reading(up.settings) as session:
         tally, whole = shards.tally(session, generation.id), jobs.get(session, generation.id)

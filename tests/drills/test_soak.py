@@ -59,7 +59,7 @@ def test_hundreds_of_answers_leave_nothing_behind(up: Up, figures: Figures) -> N
         if turns == WARM:
             warm = settled(up, lambda _: False)
     end = settled(up, lambda now: not more(warm, now))
-    idle, polled = asyncio.run(at_rest(up)), asyncio.run(at_rest(up, "/jobs"))
+    idle, polled = asyncio.run(at_rest(up)), asyncio.run(at_rest(up, "/runs"))
     growth = slopes(looks)
     figures.record(
         turns=TURNS,

@@ -29,7 +29,7 @@ STOP_SECONDS = float(os.environ.get("DRILLS_STOP_SECONDS", "60"))
 LOCK_SECONDS = float(os.environ.get("DRILLS_LOCK_SECONDS", "30"))
 BACK_SECONDS = 120.0
 STEPS, SAVE_EVERY = 6000, 25
-PAGES = ("/", "/jobs", "/data", "/train", "/checkpoints", "/healthz")
+PAGES = ("/", "/runs", "/data", "/runs/new", "/models/drafts", "/healthz")
 
 
 @pytest.fixture

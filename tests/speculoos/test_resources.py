@@ -165,7 +165,7 @@ def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Setting
     shown = words()
     assert f"The disk that holds {small_home.home} is full; nothing can be stored." in shown
     assert re.search(r"Largest folders: models 1\d\.\d MB, ", shown) and shown.endswith("Free up space")
-    assert 'href="/storage"' in status_bar.render(small_home)
+    assert 'href="/settings/storage"' in status_bar.render(small_home)
     assert "Paused: 0.0 MB free" in health.check(small_home, ["disk"])["disk"].detail
 
 

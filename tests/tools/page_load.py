@@ -14,14 +14,14 @@ import psutil
 from sqlalchemy import select
 
 from app import turns
-from app.views.shell import NAV
+from app.paths import PAGES as PATHS
 from speculoos.settings import Settings
 from tests.tools.page_client import PageClient, follow
 from tests.tools.running import program_pids
 from tracking import db, runs
 from tracking.tables import Job
 
-PAGES = tuple(path for _, path in NAV)
+PAGES = tuple(PATHS.values())
 MEASURED = ("web", "inference", "worker-gpu", "worker-io", "reconciler", "broker")
 STAY_SECONDS = (4.0, 12.0)
 """Time that a simulated visitor stays on a page."""
@@ -70,7 +70,7 @@ def shares(before: dict[str, float], after: dict[str, float], seconds: float) ->
 async def idle(target: LoadTarget, clients: int, seconds: float, settle: float = 0.0) -> dict[str, Any]:
     """Idle Jobs pages; measured after they have been open for `settle` seconds."""
     async with target.clients(clients) as connections:
-        pages = [PageClient(client, "/jobs", target.note) for client in connections]
+        pages = [PageClient(client, "/runs", target.note) for client in connections]
         for page in pages:
             await page.open()
         settled = time.monotonic() + settle
@@ -98,7 +98,7 @@ async def visitor(target: LoadTarget, client: httpx.AsyncClient, number: int, un
         page = PageClient(client, chance.choice(PAGES), target.note)
         await page.open()
         await page.stay(min(until, time.monotonic() + chance.uniform(*STAY_SECONDS) / 2))
-        if page.path == "/jobs":
+        if page.path == "/runs":
             await click_through_jobs(target, page, chance)
         await page.stay(min(until, time.monotonic() + chance.uniform(*STAY_SECONDS) / 2))
 

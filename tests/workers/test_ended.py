@@ -71,7 +71,7 @@ def test_the_message_has_name_state_and_link_and_no_more(home: Settings) -> None
     end(home, job_id, JobState.FAILED)
     with reading(home) as session:
         message = message_of(session.get_one(Job, job_id), "http://127.0.0.1:7860")
-    link = f"http://127.0.0.1:7860/jobs?id={job_id}"
+    link = f"http://127.0.0.1:7860/runs?id={job_id}"
     assert message["text"] == f"“my job” has failed: {link}"
     assert message["job"] == {"id": job_id, "name": "my job", "state": "FAILED", "seconds": 300}
     assert message["link"] == link and set(message) == {"text", "job", "link"}

@@ -12,7 +12,7 @@ from speculoos.settings import Settings
 from tracking import changes, db, jobs, queries
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job
 from workers.jobs import submit as submitting
-from workers.jobs.quickstart import submit_quickstart
+from workers.jobs.guided import submit_quickstart
 from workers.jobs.requests import REQUESTS, Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train, from_json
 from workers.jobs.submit import submit
 
@@ -112,7 +112,7 @@ def test_every_quickstart_gives_its_checkpoint_a_short_name_of_its_own(away: Set
     chains = [submit_quickstart(away, "tiny") for _ in range(2)]
     with db.reading(away) as session:
         names = [session.get_one(Checkpoint, chain.checkpoint_id).name for chain in chains]
-    assert names == ["quickstart", "quickstart-2"]
+    assert names == ["guided", "guided-2"]
 
 
 def test_a_job_waits_for_whatever_makes_its_inputs(away: Settings, ready: dict[str, str]) -> None:

@@ -132,7 +132,7 @@ def jobs_without_message(session: Session, waiting: list[Job], timing: JobTiming
 def message_of(job: Job, pages: str) -> dict[str, Any]:
     """The message about an ended job as JSON; chat servers show `text`. `pages` is the URL of the workbench."""
     seconds = ((job.finished_at or now()) - job.queued_at).total_seconds()
-    link = f"{pages}/jobs?id={job.id}"
+    link = f"{pages}/runs?id={job.id}"
     figures = {"id": job.id, "name": job.name, "state": job.state, "seconds": round(seconds)}
     return {"text": f"“{job.name}” {WORDS[JobState(job.state)]}: {link}", "job": figures, "link": link}
 

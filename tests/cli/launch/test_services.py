@@ -26,7 +26,7 @@ from tests.tools.ports import free_ports
 from tests.tools.zygote import begin
 from tracking import db, jobs
 from tracking.tables import Job
-from workers.jobs import quickstart
+from workers.jobs import guided
 
 pytestmark = pytest.mark.integration
 
@@ -94,8 +94,8 @@ def test_the_quickstart_goes_the_whole_way_and_prints_its_figures(
 ) -> None:
     """With a tiny random model, where there is nothing to learn, and few questions about it; the figures of the real
     one are in docs/benchmarks.md."""
-    monkeypatch.setattr(quickstart, "QUESTIONS", {"limit": 8, "max_tokens": 24})
-    monkeypatch.setitem(quickstart.ANSWERS, "max_tokens", 48)
+    monkeypatch.setattr(guided, "SHORT_QUESTIONS", {"limit": 8, "max_tokens": 24})
+    monkeypatch.setitem(guided.SHORT_ANSWERS, "max_tokens", 48)
     add_base(services_home, tiny_base)
     found, progress = in_this_process(capsys, "quickstart", "--model", "tiny", "--limit", "32")
     assert found["checkpoint"] == "tiny@quickstart" and Path(found["path"], "model.safetensors").is_file()

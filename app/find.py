@@ -1,0 +1,78 @@
+"""`GET /api/find?q=`: what the command palette (static/find.js) lists: pages, actions and rows by name."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from sqlalchemy import select
+
+from app.paths import PAGES, PLACES
+from app.widgets.formatting import ago
+from app.widgets.list_query import LONGEST, ListQuery, filtered_query
+from speculoos.settings import Settings
+from tracking import queries
+from tracking.db import reading
+from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job
+
+ACTIONS = {
+    "Chat with a model": PAGES["playground"],
+    "Compare models side by side": PAGES["compare"],
+    "Add a base model": PAGES["models"],
+    "Import a published draft": PAGES["checkpoints"],
+    "Import prompts or conversations": PAGES["data"],
+    "Generate training data": PAGES["data"],
+    "Train a draft": PAGES["train"],
+    "Evaluate a draft": PAGES["evaluations"],
+    "Free disk space": PAGES["storage"],
+    "Create an API key": PAGES["settings"],
+}
+ROWS = {
+    "Base model": (Base, "models"),
+    "Draft": (Checkpoint, "checkpoints"),
+    "Data set": (Dataset, "data"),
+    "Job": (Job, "jobs"),
+    "Experiment": (Experiment, "experiments"),
+}
+MOST = 5
+"""Maximum number of rows of one kind."""
+
+
+def routes(settings: Settings) -> APIRouter:
+    """GET /api/find."""
+    router = APIRouter(prefix="/api")
+
+    @router.get("/find")
+    def find(q: str = "") -> list[dict[str, str]]:
+        return results(settings, q[:LONGEST])
+
+    return router
+
+
+def results(settings: Settings, text: str) -> list[dict[str, str]]:
+    """Entries that contain every word of `text`: name, kind, note and URL. Without words the pages and actions."""
+    words = text.lower().split()
+    fixed = [(label if label == place else f"{place}: {label}", "Page", PAGES[page]) for place, page, label in _pages()]
+    fixed += [(name, "Action", to) for name, to in ACTIONS.items()]
+    found = [
+        {"name": name, "kind": kind, "note": "", "to": to}
+        for name, kind, to in fixed
+        if all(word in name.lower() for word in words)
+    ]
+    return found + (_rows(settings, text) if words else [])
+
+
+def _pages() -> list[tuple[str, str, str]]:
+    return [("Home", "home", "Home")] + [
+        (place, page, label) for place, pages in PLACES.items() for page, label in pages.items()
+    ]
+
+
+def _rows(settings: Settings, text: str) -> list[dict[str, Any]]:
+    found = []
+    with reading(settings) as session:
+        for kind, (table, page) in ROWS.items():
+            newest = select(table).order_by(table.created_at.desc())
+            query = newest if table in (Job, Experiment) else queries.listed(table)
+            for row in session.scalars(filtered_query(query, ListQuery(search=text)).limit(MOST)):
+                to = f"{PAGES[page]}?id={row.id}"
+                found.append({"name": row.name, "kind": kind, "note": ago(row.created_at), "to": to})
+    return found

@@ -1,0 +1,43 @@
+"""Paths of the pages, and the six places of the navigation that they belong to."""
+
+PAGES = {
+    "home": "/",
+    "playground": "/playground",
+    "compare": "/playground/compare",
+    "models": "/models",
+    "checkpoints": "/models/drafts",
+    "data": "/data",
+    "jobs": "/runs",
+    "guided": "/runs/guided",
+    "train": "/runs/new",
+    "experiments": "/runs/experiments",
+    "trainings": "/runs/compare",
+    "evaluations": "/results",
+    "settings": "/settings",
+    "storage": "/settings/storage",
+}
+"""Name of a page, that of its module in `app/pages/` → its path."""
+PLACES = {
+    "Playground": {"playground": "Chat", "compare": "Compare"},
+    "Models": {"models": "Base models", "checkpoints": "Drafts"},
+    "Data": {"data": "Data"},
+    "Runs": {
+        "jobs": "Jobs",
+        "guided": "Guided run",
+        "train": "New training",
+        "experiments": "Experiments",
+        "trainings": "Compare trainings",
+    },
+    "Results": {"evaluations": "Results"},
+    "Settings": {"settings": "Settings", "storage": "Storage"},
+}
+"""Place → its pages and their tabs; the first page is where the place's link leads."""
+NEEDS_ROWS = ("trainings",)
+"""Pages without a tab while another page is open: their URL names the rows to show."""
+MOVED = ("compare", "checkpoints", "jobs", "train", "experiments", "trainings", "evaluations", "storage")
+"""Pages whose path was `/` and their name in version 0.1. These paths redirect."""
+
+
+def place_of(page: str) -> str:
+    """The place of a page; "" for Home."""
+    return next((place for place, pages in PLACES.items() if page in pages), "")

@@ -1,0 +1,30 @@
+"""What a user entered in a form is in the URL, so that a reload keeps it."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.furnished import Furnished, open_page
+
+pytestmark = pytest.mark.browser
+
+
+def test_a_reload_keeps_the_training_form(page: Page, furnished: Furnished) -> None:
+    open_page(page, f"{furnished.url}/runs/new")
+    page.get_by_role("radio", name="EAGLE-3").check()
+    page.wait_for_url("**/runs/new?method=eagle3*")
+    page.locator("#train-name input, #train-name textarea").fill("my heads")
+    page.locator("#train-measure input").uncheck()
+    page.get_by_role("button", name="Advanced settings").click()
+    page.get_by_role("button", name="Duration").click()
+    page.locator("#set-max_minutes :is(input, textarea)").fill("7")
+    page.wait_for_url(re.compile("method=eagle3&.*max_minutes=7"))
+    page.reload()
+    expect(page.get_by_role("radio", name="EAGLE-3")).to_be_checked()
+    expect(page.locator("#train-name input, #train-name textarea")).to_have_value("my heads")
+    expect(page.locator("#train-measure input")).not_to_be_checked()
+    expect(page.locator("#set-max_minutes :is(input, textarea)")).to_have_value("7")
+    page.get_by_role("radio", name="Medusa").check()
+    page.wait_for_url(re.compile("method=medusa"))
+    assert "max_minutes" not in page.url and "name=my+heads" in page.url
