@@ -98,7 +98,9 @@ class TrainPage:
         self.method = gr.Radio(methods, value=FIRST, label="Method", show_label=False, elem_id="train-method")
         self.method_note = block(method_note(FIRST), elem_id="train-method-note")
         recipes = recipe_choices(FIRST)
-        self.recipe = dropdown(recipes, value=usual(FIRST), label="Recipe", elem_id="train-recipe")
+        # of another method until the page's first values are set, when the data's change is already reviewed
+        custom = {"allow_custom_value": True, "elem_id": "train-recipe"}
+        self.recipe = dropdown(recipes, value=usual(FIRST), label="Recipe", **custom)
 
     def _build_review(self) -> None:
         step(4, "Review and start", "Estimate for this machine.")
@@ -198,8 +200,12 @@ class TrainPage:
         request = forms.train_request(base or "", data or [], method, recipe, settings, options)
         return TrainSubmission(request, name.strip(), (experiment or "").strip(), bool(measure))
 
-    def review_now(self, *values: Any) -> tuple[str, str]:
-        """Estimate, warnings and command, or the error; the estimate in one line."""
+    def review_now(self, *values: Any) -> tuple[Any, Any]:
+        """Estimate, warnings and command, or the error; the estimate in one line. No change for a recipe of another
+        method, see `_build_choices`."""
+        method, recipe = values[2:4]
+        if valid_recipe(method, recipe, "") != recipe:
+            return gr.skip(), gr.skip()
         try:
             submission = self.submission(*values)
             with reading(self.settings) as session:

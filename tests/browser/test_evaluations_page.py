@@ -76,7 +76,7 @@ def test_a_matrix_starts_from_its_form(workbench: Workbench, page: Page) -> None
     expect(page.locator("#matrix-review")).to_contain_text("4 evaluations")
     expect(page.locator("#matrix-review .sp-command")).to_contain_text("speculoos matrix --model")
     page.locator("#matrix-start").click()
-    expect(page).to_have_url(re.compile(r"/jobs\?id="))
+    expect(page).to_have_url(re.compile(r"/runs\?id="))
     expect(page.locator("#job-head")).to_contain_text("Measure 1 model on 1 suite")
     with reading(workbench.settings) as session:
         job = session.get_one(Job, page.url.rpartition("=")[2])

@@ -37,7 +37,7 @@ def known(workbench: Workbench) -> list[str]:
 
 def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench, three: list[str]) -> None:
     open_page(page, f"{workbench.url}/runs")
-    page.get_by_role("navigation", name="Jobs and experiments").get_by_role("link", name="Experiments").click()
+    page.get_by_role("navigation", name="Pages of Runs").get_by_role("link", name="Experiments").click()
     page.locator("#experiments-name input, #experiments-name textarea").fill(NAME)
     page.get_by_role("button", name="Create").click()
     page.wait_for_url("**/runs/experiments?id=*")
