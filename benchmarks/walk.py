@@ -9,6 +9,7 @@ as it uses test tools.
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -79,14 +80,14 @@ def chat(page: Page, url: str) -> list[dict[str, Any]]:
     walk = Walk("Home to the first colored token", page)
     walk.click(page.locator("#home-chat"), "Chat with the starter")
     walk.send("Explain in three sentences why the sky is blue.")
-    page.locator(".tr-token.sp-draft").first.wait_for(timeout=MINUTE)
+    page.locator(".sp-conversation .tr-token.sp-draft").first.wait_for(timeout=MINUTE)
     colored = walk.result()
     page.locator('.sp-turn[data-state="SUCCEEDED"]').wait_for(timeout=2 * MINUTE)
     walk.name = "Home to a speedup"
     measure = page.locator(".sp-tile button")
     if measure.first.is_visible():
         walk.click(measure.first, "Measure plain decoding")
-    page.get_by_text("×").first.wait_for(timeout=2 * MINUTE)
+    page.locator(".sp-tile", has_text=re.compile(r"\d ?×")).first.wait_for(timeout=2 * MINUTE)
     return [colored, walk.result()]
 
 
