@@ -9,6 +9,7 @@ added afterwards. Style sheets and scripts are inserted into the head: Gradio ad
 after the page is displayed, which would flash the wrong theme.
 """
 
+import gzip
 import json
 import logging
 import re
@@ -44,8 +45,8 @@ LONGEST = 200
 UNANSWERABLE = "The request cannot be read or answered. Reload the page."
 EVENT_BYTES = 8 * 2**20
 YEAR = 365 * 24 * 3600
-MOST_DOCUMENTS = 64
-"""Maximum number of cached documents: a few host names times the number of pages."""
+MOST_DOCUMENTS = 128
+"""Maximum number of cached documents: a few host names times the number of pages, compressed and not."""
 ADDRESS_HEADERS = frozenset({b"host", b"x-forwarded-host", b"x-forwarded-proto"})
 """Headers from which Gradio may derive URLs in a document. No other header is passed on: a header outside the cache key
 would let a visitor change what the next one sees."""
@@ -128,13 +129,18 @@ class GradioGate:
 
     async def _page(self, scope: dict[str, Any], receive: Any, path: str) -> Response:
         headers = [(name, value) for name, value in scope["headers"] if name.lower() in ADDRESS_HEADERS]
-        key = (scope["method"], scope["path"], scope.get("root_path", ""), scope["scheme"], *headers)
+        zipped = any(name.lower() == b"accept-encoding" and b"gzip" in value for name, value in scope["headers"])
+        key = (scope["method"], scope["path"], scope.get("root_path", ""), scope["scheme"], zipped, *headers)
         if (document := self._documents.get(key)) is None:
             document = await whole_response(self.app, {**scope, "query_string": b"", "headers": headers}, receive)
             if b"</head>" in document.body:
                 root = b"../" * (path.count("/") - 1)
                 document.body = document.body.replace(b'<base href="./"', b'<base href="./' + root + b'"', 1)
                 document.body = document.body.replace(b"</head>", self.head + b"</head>", 1)
+                if zipped:  # a document has no secrets, so its length tells nothing
+                    document.body = gzip.compress(document.body)
+                    document.headers["content-encoding"] = "gzip"
+                document.headers["vary"] = "accept-encoding"
                 document.headers["content-length"] = str(len(document.body))
                 del document.headers["etag"]
             if document.status_code == 200:

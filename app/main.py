@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 
 from app import auth, changes, chats, downloads, events, find, metrics
 from app.forms import PRIVATE
@@ -49,7 +50,7 @@ per second, 4 % of a core."""
 def make_app(settings: Settings) -> FastAPI:
     """The web application for one home folder."""
     app = FastAPI(title="Speculoos", docs_url=None, redoc_url=None, openapi_url=None)
-    app.mount("/ui", Static(directory=STATIC), name="ui")
+    app.mount("/ui", GZipMiddleware(Static(directory=STATIC)), name="ui")
 
     @app.get("/healthz")
     def healthz() -> dict[str, str]:

@@ -48,6 +48,18 @@ def test_every_page_answers_and_has_its_style_in_the_head(client: TestClient) ->
         assert "/ui/style.css?v=" in head, path
 
 
+def test_pages_are_sent_compressed_and_small(client: TestClient) -> None:
+    """Gradio's own scripts are 230 to 290 kB; with these, no page is heavier than 500 kB."""
+    names = [*re.findall(r'(?:href|src)="([^"]+)"', theme.head())]
+    names += [theme.module(name) for name in theme.modules() if theme.module(name) not in names]
+    frame = sum(int(client.get(name).headers["content-length"]) for name in names)
+    for path in PAGES.values():
+        page = client.get(path)
+        assert page.headers["content-encoding"] == "gzip" and "</html>" in page.text, path
+        assert frame + int(page.headers["content-length"]) < 150_000, path
+    assert "content-encoding" not in client.get("/", headers={"Accept-Encoding": "identity"}).headers
+
+
 def test_no_accordion_makes_its_fields_only_when_it_opens(home: Settings) -> None:
     """See app.widgets.elements.closed_accordion."""
     found = [c["props"] for c in make_pages(home).config["components"] if c["type"] == "accordion"]
