@@ -7,6 +7,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import watch
 from tests.browser.furnished import Furnished, open_page
+from tests.browser.test_every_page import violations
 
 pytestmark = pytest.mark.browser
 FOCUSED = "document.activeElement"
@@ -90,3 +91,27 @@ def test_nothing_moves_with_reduced_motion(calm: Page, furnished: Furnished, pat
     open_page(calm, furnished.url + path)
     moving = "document.getAnimations().filter((a) => a.effect.getComputedTiming().activeDuration > 20).length"
     assert calm.evaluate(moving) == 0
+
+
+def test_the_palette_finds_a_draft_and_the_glossary_explains(page: Page, furnished: Furnished, axe: str) -> None:
+    open_page(page, f"{furnished.url}/settings")
+    page.keyboard.press("Control+k")
+    field = page.get_by_role("combobox", name="Search pages, models, data and runs")
+    expect(field).to_be_focused()
+    options = page.get_by_role("option")
+    expect(options.first).to_have_text("HomePage")
+    assert violations(page, axe) == []
+    field.fill("new train")
+    expect(options).to_have_count(1)
+    field.fill("heads")
+    expect(page.get_by_role("option", name="heads Draft")).to_be_visible()
+    while page.locator('.sp-palette [aria-selected="true"]').inner_text().split("\n")[0] != "heads":
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/models/drafts?id=*")
+    page.get_by_role("button", name="Glossary").click()
+    expect(page.get_by_role("dialog", name="Glossary")).to_contain_text("Mean accepted length")
+    assert violations(page, axe) == []
+    page.keyboard.press("Escape")
+    page.locator("#page-checkpoints .sp-tile .sp-term").first.click()
+    expect(page.locator(".sp-picked-word dt")).to_have_text("Mean accepted length (τ)")
