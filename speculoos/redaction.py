@@ -9,7 +9,7 @@ from typing import TextIO
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from speculoos.settings import Settings
+from speculoos.settings import STORED, Settings, stored_secret
 
 MASK = "•••"
 SHORTEST = 6  # minimum length of a secret: shorter values would mask ordinary words
@@ -17,6 +17,8 @@ OF_THE_STORE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN
 """Environment variables of S3 clients."""
 OF_TRACKERS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 """Environment variables of the experiment trackers."""
+SINCE_START: list[str] = []
+"""Secrets that this process stored; log streams know only those of its start."""
 LOOKS_SECRET = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=://)([^/\s:@]+:[^/\s@]+)(?=@)")
 
 
@@ -24,6 +26,8 @@ def known_secrets(settings: Settings) -> list[str]:
     """All secret values of this process, longest first."""
     known = {getattr(settings, each.name) for each in fields(settings) if not each.repr}
     known |= {server.key for server in (*settings.endpoints.values(), *settings.state_servers.values())}
+    files = (settings.home / "secrets").glob(f"{STORED}*")
+    known |= {stored_secret(settings.home, path.name.removeprefix(STORED)) for path in files}
     known |= {_password(url) for url in (settings.database_url, settings.redis_url, settings.store) if url}
     known |= {os.environ.get(name, "") for name in ("HF_TOKEN", *OF_THE_STORE, *OF_TRACKERS)}
     return sorted((s for s in known if len(s) >= SHORTEST), key=len, reverse=True)
@@ -31,7 +35,7 @@ def known_secrets(settings: Settings) -> list[str]:
 
 def redact(text: str, known: list[str]) -> str:
     """The text with known secrets, Hugging Face and OpenAI tokens, and passwords in URLs masked."""
-    for secret in known:
+    for secret in (*SINCE_START, *known):
         text = text.replace(secret, MASK)
     return LOOKS_SECRET.sub(MASK, text)
 

@@ -6,10 +6,11 @@ secret.
 
 import hashlib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -22,6 +23,10 @@ from speculoos.errors import BadInput
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 INFERENCE_TOKEN = Path("secrets") / "inference-token"
+STORED = "variable-"
+"""Beginning of the names of secrets that the Settings page stores: `secrets/variable-HF_TOKEN` of the home."""
+FILE = "settings.toml"
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow"}
 """Experiment trackers for training metrics: {name in accelerate: display name}."""
@@ -85,8 +90,8 @@ class Endpoint:
 
     @property
     def key(self) -> str:
-        """The API key, from the environment variable `key_env`; never stored or logged."""
-        return os.environ.get(self.key_env, "") if self.key_env else ""
+        """The API key, see `secret_named`."""
+        return secret_named(self.key_env)
 
 
 @checked_dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -108,8 +113,8 @@ class HiddenStatesServer:
 
     @property
     def key(self) -> str:
-        """The token or key, from the environment variable `key_env`; never stored or logged."""
-        return os.environ.get(self.key_env, "") if self.key_env else ""
+        """The token or key, see `secret_named`."""
+        return secret_named(self.key_env)
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,14 @@ class Settings:
     log_format: Literal["text", "json"] = "text"  # json: one object per line
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)  # [endpoints.NAME] tables of settings.toml
     state_servers: Mapping[str, HiddenStatesServer] = field(default_factory=dict)  # [hidden_states.NAME] tables
+
+    def current(self) -> "Settings":
+        """These settings with the hub token and servers that the Settings page or `speculoos endpoints` wrote since the
+        process started; a damaged file changes nothing."""
+        with suppress(BadInput):
+            token = read_text(os.environ, "HF_TOKEN") or stored_secret(self.home, "HF_TOKEN")
+            return replace(self, hf_token=token, **servers_of(self.home))
+        return self
 
     @property
     def embedded_broker(self) -> bool:
@@ -221,9 +234,8 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         "home": home,
         "database_url": read_text(env, "DATABASE_URL") or f"sqlite:///{home / 'speculoos.db'}",
         "redis_url": read_text(env, "REDIS_URL") or f"redis+socket://{_run_dir(home) / 'redis.sock'}",
-        "hf_token": read_text(env, "HF_TOKEN"),
-        "endpoints": _records(home / "settings.toml", "endpoints", Endpoint),
-        "state_servers": _records(home / "settings.toml", "hidden_states", HiddenStatesServer),
+        "hf_token": read_text(env, "HF_TOKEN") or stored_secret(home, "HF_TOKEN"),
+        **servers_of(home),
     }
     kinds = get_type_hints(Settings, include_extras=True)
     names = [each.name for each in fields(Settings) if each.name not in others]
@@ -243,6 +255,32 @@ def read_text(env: Mapping[str, str], name: str) -> str:
         return Path(file).read_text().strip()
     except OSError as error:
         raise BadInput(f"{name}_FILE: cannot read {file} ({error.strerror}).") from None
+
+
+def secret_file(home: Path, name: str) -> Path:
+    """Where the Settings page stores a secret in place of the environment variable `name`."""
+    return home / "secrets" / f"{STORED}{name}"
+
+
+def stored_secret(home: Path, name: str) -> str:
+    """The secret that the Settings page stored for the variable `name`; "" without one."""
+    with suppress(OSError, ValueError):
+        return secret_file(home, name).read_text().strip() if VARIABLE.fullmatch(name) else ""
+    return ""
+
+
+def secret_named(name: str) -> str:
+    """The value of the environment variable `name`, otherwise what the Settings page stored for it; never in a row, log
+    or page."""
+    return name and (os.environ.get(name, "") or stored_secret(home_of(os.environ), name))
+
+
+def servers_of(home: Path) -> dict[str, Any]:
+    """The fields of Settings that come from settings.toml. Raises BadInput."""
+    return {
+        "endpoints": _records(home / FILE, "endpoints", Endpoint),
+        "state_servers": _records(home / FILE, "hidden_states", HiddenStatesServer),
+    }
 
 
 def _checked(name: str, kind: Any, text: str) -> Any:

@@ -71,7 +71,7 @@ def test_endpoints_are_added_and_listed(
     words = ["endpoints", "add", "team", "--url", "http://a/v1", "--url", "http://b/v1", "--key-env", "TEAM_KEY"]
     assert main([*words, "--model", 'm"x', "--timeout", "30", "--json"]) == 0
     found, said = last_json(capsys)
-    assert found["urls"] == ["http://a/v1", "http://b/v1"] and found["key_set"] and "Restart the services" in said
+    assert found["urls"] == ["http://a/v1", "http://b/v1"] and found["key_set"] and "use it from now on" in said
     assert file.read_text().startswith(written) and file.stat().st_mode & 0o777 == 0o640
     expected = Endpoint("team", ["http://a/v1", "http://b/v1"], "TEAM_KEY", 'm"x', timeout=30.0)
     assert load().endpoints["team"] == expected and load().state_servers["s"].url == "http://s"
@@ -80,7 +80,7 @@ def test_endpoints_are_added_and_listed(
     assert "TEAM_KEY is set" in shown and "none needed" in shown and "sk-secret" not in shown + file.read_text()
 
     for refused, says in (
-        (words, "The endpoint 'team' already exists"),
+        (words, "already a server 'team'"),
         (["endpoints", "add", "a b", "--url", "http://a"], "use up to 64 letters"),
         (["endpoints", "add", "x", "--url", "ftp://a"], "expected http"),
         (["endpoints", "add", "x", "--url", "http://me:sk-other@a"], "leave user and password out"),
