@@ -18,8 +18,9 @@ from collections.abc import Collection
 from typing import Any
 
 import gradio as gr
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from app import payloads
 from app.refused_values import REFUSED, fail_quietly, log_rarely, origin, refuse_quietly
@@ -55,12 +56,12 @@ REPLACED_HEADERS = frozenset({b"content-type", b"content-length", b"content-enco
 
 
 class GradioGate:
-    """ASGI middleware around Gradio. `pages` are the paths of the pages and `head` the tags of their heads; `uploads`
-    knows the owner of each file."""
+    """ASGI middleware around Gradio. `pages` are the paths of the pages and `head` the tags of their heads; browsers
+    get `missing` in place of an unknown page; `uploads` knows the owner of each file."""
 
-    def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str], head: str):
+    def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str], head: str, missing: str):
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
-        self.head = head.encode()
+        self.head, self.missing = head.encode(), missing
         self._documents: dict[tuple[Any, ...], Response] = {}
         refuse_quietly(blocks)
         fail_quietly(blocks)
@@ -87,6 +88,8 @@ class GradioGate:
                 response = await self._upload(scope, receive)
             elif reads and path in self.pages:
                 response = await self._page(scope, receive, path)
+            elif reads and "text/html" in Headers(scope=scope).get("accept", ""):
+                response = HTMLResponse(self.missing, 404, {"Cache-Control": "no-store"})
             else:
                 response = PlainTextResponse("Not found.\n", status_code=404)
             await response(scope, receive, send)

@@ -90,7 +90,9 @@ def mount_pages(app: FastAPI, settings: Settings) -> None:
     uploads = Uploads(folder, hmac.digest(session_key(settings), b"uploads", "sha256"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # emitted even if SSR is off
-        gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=head())
+        missing = (STATIC / "missing.html").read_text(encoding="utf-8").replace("[[head]]", head())
+        missing = missing.replace("[[bar]]", shell.bar("", settings.asks_login))
+        gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=head(), missing=missing)
         gr.mount_gradio_app(
             app,
             pages,

@@ -109,6 +109,19 @@ def test_a_foreign_host_is_refused_on_pages_and_gradio_routes(client: TestClient
         assert client.get(path, headers={"Host": "evil.example"}).status_code == 403, path
 
 
+def test_an_unknown_address_is_a_page_for_browsers_and_plain_for_scripts(client: TestClient) -> None:
+    path = "/nothing/%3Cb%3Esesame"
+    page = client.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+    assert page.status_code == 404 and page.headers["content-type"].startswith("text/html")
+    assert "There is no page at this address." in page.text and 'data-sp="find"' in page.text
+    assert 'aria-label="Places"' in page.text and "sesame" not in page.text
+    assert "script-src" in page.headers["content-security-policy"] and page.headers["cache-control"] == "no-store"
+    for headers in ({"Accept": "application/json"}, {}):
+        assert client.get(path, headers=headers).text == "Not found.\n"
+    assert client.post(path, headers={"Accept": "text/html"}).text == "Not found.\n"
+    assert client.get("/api/find/x", headers={"Accept": "application/json"}).status_code == 404
+
+
 def test_gradio_serves_no_file_of_the_machine(client: TestClient) -> None:
     for path in ("/etc/passwd", str(Path(__file__).resolve()), "app/main.py"):
         assert client.get(f"/gradio_api/file={path}").status_code in (403, 404), path
