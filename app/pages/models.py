@@ -59,7 +59,7 @@ QUANTIZE = (
     "drafts train on them. Here it is as fast as the original, because it computes with de-quantized weights."
 )
 HINTS = {
-    "Hub id": ("owner/name", "Downloaded from the Hugging Face Hub; gated models need HF_TOKEN in the environment."),
+    "Hub id": ("owner/name", "Downloaded from the Hugging Face Hub; gated models need a token: see Settings."),
     "Local folder": (
         "/path/to/folder",
         "A Hugging Face model folder on this machine: config.json, weights, tokenizer.",

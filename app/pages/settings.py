@@ -1,64 +1,114 @@
-"""The Settings page: health checks, access, notifications, retention, storage, API keys, servers, and
-settings from the environment.
+"""The Settings page; `?section=` opens a section.
 
-Settings that are read at startup, open the server to others or are secret are read-only: the page shows the environment
-variable that sets them and, for secrets, only whether they are set.
+Settings that are read at startup or open the server to others are read-only: the page shows the environment variable
+that sets them and, for secrets, only whether they are set.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 
 import gradio as gr
 from sqlalchemy.engine import make_url
 
+from app.paths import PAGES
 from app.views.manage import SMALL
+from app.views.server_forms import build_servers
 from app.views.settings_forms import RulesForm, build_access, build_keys, build_webhook
-from app.widgets.elements import QUIET, badge, block, facts, notice, on_load, page_header, section
+from app.widgets.elements import QUIET, badge, block, facts, fold, notice, on_load, page_header, section
 from app.widgets.picker import table
 from app.widgets.text import safe, safe_with_code, tag
 from models.hub import offline
 from ops.health import CHECKS, HealthPart, check
-from speculoos.settings import TRACKERS, Settings
+from speculoos.settings import Settings
 from speculoos.store import hide_credentials
 
-LEAD = "Health checks, notifications, retention, API keys, and settings from the environment."
+LEAD = "Health checks, access, servers, notifications, retention, and settings from the environment."
 OUTSIDE = (
     "These are read at startup or protect this server, so they cannot be changed on a page. Add the line to the "
     "environment of `speculoos up` and restart it. Secrets are never shown."
 )
+LABELS = {
+    "host": "Address of the pages",
+    "port": "Port of the pages",
+    "inference_port": "Port of the inference server",
+    "inference_url": "URL of the inference server",
+    "inference_token": "Token of the inference server",
+    "password": "Password of the pages",
+    "allowed_hosts": "Additional allowed hosts",
+    "hf_token": "Hub token, for gated models",
+    "device": "Device",
+    "dtype": "Precision of responses and measurements",
+    "max_upload_mb": "Largest upload, MB",
+    "max_rows": "Rows read from one file",
+    "stuck_seconds": "Seconds after which inference counts as stuck (0: never)",
+    "metrics_token": "Token for metrics",
+    "webhook_hosts": "Webhook hosts in this network",
+    "trackers": "Trackers of training metrics",
+    "min_disk_mb": "Free disk below which jobs pause, MB",
+    "min_memory_mb": "Free memory below which jobs pause, MB",
+    "job_memory_mb": "Memory of one job, MB (0: no limit)",
+    "log_format": "Log format",
+}
+"""Setting of the section Environment → its name."""
 NEEDS_TORCH = {"device"}
 """Checks that would import torch into the web process; `speculoos doctor` runs them."""
 
 
 def build(settings: Settings) -> None:
     page_header("Settings", LEAD)
+    with gr.Row(elem_classes="sp-parts"):
+        links = block(elem_id="settings-sections")
+        for name, (_, build_part) in SECTIONS.items():
+            with gr.Column(elem_id=f"settings-of-{name}"):
+                build_part(settings)
+    on_load(section_links, links)
+
+
+def opened(request: gr.Request) -> str:
+    """The section that the URL names, or the first."""
+    name = request.query_params.get("section", "")
+    return name if name in SECTIONS else next(iter(SECTIONS))
+
+
+def section_links(request: gr.Request) -> str:
+    """Links to the sections. The style sheet hides the sections whose link is not the current one."""
+    links = ""
+    for name, (title, _) in SECTIONS.items():
+        current = "page" if name == opened(request) else None
+        links += tag("a", safe(title), href=f"{PAGES['settings']}?section={name}", aria_current=current)
+    return tag("nav", links, class_="sp-sections", aria_label="Sections of the settings")
+
+
+def build_general(settings: Settings) -> None:
     section("Health", "The same checks as `speculoos doctor`.")
     health = block(elem_id="settings-health")
     again = gr.Button("Check again", elem_id="settings-check", **SMALL)
-    build_access(settings)
-    build_webhook(settings)
-    RulesForm(settings)
     section("Storage")
     block(storage_facts(settings), elem_id="settings-storage")
-    section(
-        "API keys", "For programs that use the inference server: one key per program, which can be revoked separately."
-    )
-    build_keys(settings)
-    section(
-        "Endpoints",
-        "OpenAI-compatible servers for generating training data. Pages refer to them by name, never by URL.",
-    )
-    block(endpoints(settings), elem_id="settings-endpoints")
-    section(
-        "Servers of hidden states",
-        "Servers that run a base model for training runs. Pages refer to them by name, never by URL.",
-    )
-    block(state_servers(settings), elem_id="settings-state-servers")
+    section("Theme", "The button at the top right switches between light, dark and the system's theme.")
+
+    def first(request: gr.Request) -> str:
+        return health_table(settings) if opened(request) == "general" else ""
+
+    on_load(first, health)
+    again.click(partial(health_table, settings), None, health, **{**QUIET, "show_progress": "minimal"})
+
+
+def build_environment(settings: Settings) -> None:
     section("Environment", OUTSIDE)
     block(limits(settings), elem_id="settings-limits")
-    section("Theme", "The button at the top right switches between light, dark and the system's theme.")
-    on_load(partial(health_table, settings), health)
-    again.click(partial(health_table, settings), None, health, **{**QUIET, "show_progress": "minimal"})
+
+
+SECTIONS = {
+    "general": ("General and health", build_general),
+    "access": ("Access and keys", lambda settings: (build_access(settings), build_keys(settings))),
+    "servers": ("Servers and tokens", build_servers),
+    "notifications": ("Notifications", build_webhook),
+    "retention": ("Retention", RulesForm),
+    "environment": ("Environment", build_environment),
+}
+"""Section of the page → title, and what makes its components."""
 
 
 def health_table(settings: Settings) -> str:
@@ -85,68 +135,27 @@ def storage_facts(settings: Settings) -> str:
     return tag("div", where + tag("div", link), class_="sp-stack")
 
 
-def endpoints(settings: Settings) -> str:
-    """Each endpoint's name and the variable of its key; never the key."""
-    example = '[endpoints.mine]\nurl = "https://example.org/v1"\nmodel = "some-model"\nkey_env = "MINE_API_KEY"'
-    rows = [[safe(name), safe(e.model or "chosen per request"), key_badge(e)] for name, e in settings.endpoints.items()]
-    return table(["Name", "Model", "Key"], rows, "Endpoints") if rows else none_yet(settings, example)
-
-
-def state_servers(settings: Settings) -> str:
-    """Each server's name, kind, and the variable of its token; never the token."""
-    example = '[hidden_states.mine]\nurl = "http://127.0.0.1:7862"\nkey_env = "MINE_TOKEN"'
-    rows = [[safe(name), safe(s.kind), key_badge(s)] for name, s in settings.state_servers.items()]
-    return table(["Name", "Kind", "Token"], rows, "Servers of hidden states") if rows else none_yet(settings, example)
-
-
-def none_yet(settings: Settings, example: str) -> str:
-    lead = tag("p", safe(f"None yet. Add one to {settings.home / 'settings.toml'}:"), class_="sp-lead")
-    return lead + tag("code", safe(example), class_="sp-command")
-
-
-def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or HiddenStatesServer)
-    if not endpoint.key_env:
-        return safe("none needed")
-    words, tone = ("is set", "good") if endpoint.key else ("is not set", "bad")
-    return badge(f"{endpoint.key_env} {words}", tone)
-
-
 def limits(settings: Settings) -> str:
-    """Table of the read-only settings with the environment line that changes each; secrets only as set or not set."""
-    limit = settings.stuck_seconds
-    stuck = f"{limit} s without progress" if limit else "never"
-    trackers = ", ".join(map(TRACKERS.get, settings.trackers)) or "none (these pages only)"
-    secrets = (
-        ("Hub token, for gated models", "HF_TOKEN", settings.hf_token),
-        ("Password of the pages", "SPECULOOS_PASSWORD", settings.password),
-        ("Token of the inference server", "SPECULOOS_INFERENCE_TOKEN", settings.inference_token),
-        ("Token for metrics", "SPECULOOS_METRICS_TOKEN", settings.metrics_token),
-    )
-    values = [
-        *((words, "set" if value else "not set", f"{name}_FILE=/path/of/a/file") for words, name, value in secrets),
-        ("Address of the pages", f"{settings.host}:{settings.port}", f"SPECULOOS_PORT={settings.port}"),
-        ("Inference server", settings.inference_url, f"SPECULOOS_INFERENCE_PORT={settings.inference_port}"),
-        ("Device", settings.device, f"SPECULOOS_DEVICE={settings.device}"),
-        ("Precision of responses and measurements", settings.dtype, f"SPECULOOS_DTYPE={settings.dtype}"),
-        ("Largest upload", f"{settings.max_upload_mb} MB", f"SPECULOOS_MAX_UPLOAD_MB={settings.max_upload_mb}"),
-        ("Rows read from one file", f"{settings.max_rows:,}", f"SPECULOOS_MAX_ROWS={settings.max_rows}"),
-        ("Memory of one job, MB", _floor(settings.job_memory_mb), "SPECULOOS_JOB_MEMORY_MB=…"),
-        ("Free disk below which jobs pause, MB", _floor(settings.min_disk_mb), "SPECULOOS_MIN_DISK_MB=…"),
-        ("Free memory below which jobs pause, MB", _floor(settings.min_memory_mb), "SPECULOOS_MIN_MEMORY_MB=…"),
-        ("Inference counts as stuck after", stuck, f"SPECULOOS_STUCK_SECONDS={limit}"),
-        ("Log format", settings.log_format, f"SPECULOOS_LOG_FORMAT={settings.log_format}"),
-        ("Hub access", "no" if offline() else "yes", f"HF_HUB_OFFLINE={int(offline())}"),
-        ("Additional allowed hosts", *_listed("SPECULOOS_ALLOWED_HOSTS", settings.allowed_hosts)),
-        ("Webhook hosts in this network", *_listed("SPECULOOS_WEBHOOK_HOSTS", settings.webhook_hosts)),
-        ("Trackers of training metrics", trackers, f"SPECULOOS_TRACKERS={','.join(settings.trackers)}"),
-    ]
-    rows = [[safe(words), safe(value), tag("code", safe(line))] for words, value, line in values]
-    return table(["Setting", "Value", "Environment"], rows, "Environment", True, {"Environment"})
+    """Tables of the read-only settings with the environment line that changes each: first what differs from the
+    default, the others folded. Secrets only as set or not set."""
+    offline_row = ["Hub access", "no" if offline() else "yes", f"HF_HUB_OFFLINE={int(offline())}"]
+    changed, others = ([offline_row], []) if offline() else ([], [offline_row])
+    for each in fields(Settings):
+        if each.name not in LABELS:
+            continue
+        value, default = getattr(settings, each.name), each.default
+        if each.name == "inference_url":
+            default = f"http://127.0.0.1:{settings.inference_port}"
+        variable = "HF_TOKEN" if each.name == "hf_token" else f"SPECULOOS_{each.name.upper()}"
+        text = ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+        row = [LABELS[each.name], text or "–", f"{variable}={text or '…'}"]
+        if not each.repr:
+            row = [LABELS[each.name], "set" if value else "not set", f"{variable}_FILE=/path/of/a/file"]
+        (others if value == default else changed).append(row)
+    html = _environment(changed) if changed else tag("p", "Every setting has its default.", class_="sp-lead")
+    return html + fold(f"{len(others)} settings at their defaults", _environment(others))
 
 
-def _floor(megabytes: int | None) -> str:
-    return "by the machine" if megabytes is None else f"{megabytes:,}" if megabytes else "none"
-
-
-def _listed(name: str, hosts: tuple[str, ...]) -> tuple[str, str]:
-    return ", ".join(hosts) or "none", f"{name}={','.join(hosts)}"
+def _environment(rows: Sequence[Sequence[str]]) -> str:
+    cells = [[safe(words), safe(value), tag("code", safe(line))] for words, value, line in rows]
+    return table(["Setting", "Value", "Environment"], cells, "Environment", True, {"Environment"})

@@ -32,7 +32,7 @@ def data_words(data: Dataset) -> str:
 
 def response_models(session: Session, settings: Settings) -> Choices:
     """Models that can generate responses: the configured endpoints, which are faster, then local base models."""
-    return [(f"endpoint {name}", ENDPOINT + name) for name in settings.endpoints] + bases(session)
+    return [(f"endpoint {name}", ENDPOINT + name) for name in settings.current().endpoints] + bases(session)
 
 
 def valid_choices(choices: Choices, wanted: list[str]) -> list[str]:

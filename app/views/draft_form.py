@@ -30,7 +30,7 @@ LEAD = (
     "training. A draft that does not fit the base model is rejected with the reason."
 )
 HINTS = {
-    "Hub id": ("owner/name or owner/name@revision", "Downloaded from the Hub; gated repositories need HF_TOKEN."),
+    "Hub id": ("owner/name or owner/name@revision", "Downloaded from the Hub; gated ones need a token: see Settings."),
     "Upload": ("", ""),
     "Local folder": ("/path/to/folder", "A folder on this server with config.json and weights."),
 }

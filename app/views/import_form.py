@@ -117,7 +117,7 @@ class ImportForm:
             if upload or path.strip() or not hub.strip():
                 file = import_file(self.settings, upload, path)
             else:
-                token = self.settings.hf_token
+                token = self.settings.current().hf_token
                 name, content = beginning(look_up(hub_location(hub), token), token)
                 file = Path(folder) / f"first-file{Path(name).suffix.lower()}"
                 file.write_bytes(content)

@@ -63,7 +63,8 @@ class JobForm:
     @show_errors("")
     def submit(self, name: str, *values: Any) -> tuple[str, str]:
         """Submit the job: (notice, its URL)."""
-        job = submit(self._request(values), name=(name or "").strip(), user=visitor.user(), settings=self.settings)
+        settings, user = self.settings.current(), visitor.user()
+        job = submit(self._request(values), name=(name or "").strip(), user=user, settings=settings)
         return "", f"/runs?id={job.id}"
 
 

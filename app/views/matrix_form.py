@@ -77,7 +77,7 @@ class ServerForm:
         self.opens = [endpoint, serves, suite]
 
     def opened(self, session: Session) -> list[Any]:
-        endpoints = list(self.settings.endpoints)
+        endpoints = list(self.settings.current().endpoints)
         return [
             gr.Dropdown(endpoints, value=endpoints[0] if endpoints else None),
             gr.Dropdown([("unknown", ""), *model_choices(session)], value=""),

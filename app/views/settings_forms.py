@@ -32,6 +32,7 @@ TEST = {"text": "Test message of Speculoos: finished jobs will be reported here.
 ACTIVE = "Finished jobs are sent to {host}: one POST with the job's name, state and link."
 INACTIVE = "No webhook is stored: nothing is sent."
 KEEPING = "Older items are removed once an hour. 0 keeps them forever; empty uses the configured value."
+KEYS = "For programs that use the inference server: one key per program, which can be revoked separately."
 NONE_YET = "No keys yet. Programs on this machine can also use the token in {path}."
 MADE = "Created “{name}”. Copy the key now: it is not stored and cannot be shown again."
 
@@ -154,6 +155,7 @@ class RulesForm:
 
 
 def build_keys(settings: Settings) -> None:
+    section("API keys", KEYS)
     listed = block(elem_id="keys-list")
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         name = one_line("New key for", "keys-name", placeholder="user or program", max_length=120, scale=2)

@@ -91,6 +91,11 @@ def detail_head(name: str, beside: str = "") -> str:
     return tag("div", tag("h2", safe(name), class_="sp-detail-title") + beside, class_="sp-detail-head")
 
 
+def fold(title: str, html: str) -> str:
+    """Closed details; "" without content."""
+    return tag("details", tag("summary", safe(title)) + html, class_="sp-fold") if html else ""
+
+
 def row_note(words: object) -> str:
     """Small text below or beside a name."""
     return tag("span", safe(words), class_="sp-row-note")

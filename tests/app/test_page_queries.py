@@ -14,11 +14,12 @@ from app.pages.jobs import clone, status_line
 from app.views import data_view, guided_view, job_rows, job_view
 from app.views.choices import response_models, valid_choice
 from app.views.manage import delete, question, save
+from app.views.server_forms import servers_view
 from app.views.status_bar import job_progress
 from app.widgets.list_query import ListQuery
 from ops.health import HealthPart
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
-from speculoos.settings import Endpoint, HiddenStatesServer, Settings
+from speculoos.settings import Settings
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, now
@@ -256,9 +257,9 @@ def test_cloning_a_training_opens_its_form(filled):
 
 
 def test_endpoints_and_bases_can_answer(filled):
-    known = replace(filled, endpoints={"mine": Endpoint("mine", "http://127.0.0.1:1/v1")})
+    (filled.home / "settings.toml").write_text('[endpoints.mine]\nurl = "http://127.0.0.1:1/v1"\n')
     with reading(filled) as rows:
-        found = response_models(rows, known)
+        found = response_models(rows, filled)
     assert [value for _, value in found] == ["endpoint:mine", "base"], "a server is faster"
     assert valid_choice(found, "base") == "base"
     assert valid_choice(found, "gone") == "endpoint:mine"
@@ -473,13 +474,14 @@ def test_settings_tell_that_a_secret_is_set_and_never_what_it_is(home, monkeypat
         password="sesame-password",
         inference_token="sesame-token",
         database_url="postgresql://me:sesame-db@db/x",
-        endpoints={"mine": Endpoint("mine", "http://127.0.0.1:1/v1", key_env="MINE_KEY")},
     )
-    known = replace(known, state_servers={"big": HiddenStatesServer("big", "http://127.0.0.1:1", key_env="MINE_KEY")})
-    html = settings.limits(known) + settings.endpoints(known) + settings.storage_facts(known)
-    html += settings.state_servers(known)
+    table = '{}.mine]\nurl = "http://127.0.0.1:1/v1"\nkey_env = "MINE_KEY"\n'
+    (home.home / "settings.toml").write_text(table.format("[endpoints") + table.format("[hidden_states"))
+    html = settings.limits(known) + servers_view(known)[0] + settings.storage_facts(known)
     assert "sesame" not in html
-    assert "MINE_KEY is set" in html
+    assert html.count("MINE_KEY is set") == 2
+    changed, _, defaults = html.partition("<details")
+    assert "Password of the pages" in changed and "Token for metrics" in defaults, "what differs comes first"
     assert "HF_TOKEN_FILE=" in html and "SPECULOOS_MAX_UPLOAD_MB=200" in html, "the lines that would change them"
 
 

@@ -262,8 +262,39 @@ def test_a_guided_run_shows_its_steps_after_a_reload_too_and_can_be_stopped(page
 def test_settings_show_health_and_no_secret(page: Page, bench: Workbench) -> None:
     page.goto(f"{bench.url}/settings")
     expect(page.locator("#settings-health table")).to_contain_text("worker-gpu", timeout=SLOW)
+    page.get_by_role("link", name="Environment", exact=True).click()
     expect(page.locator("#settings-limits")).to_contain_text("Token of the inference server")
     assert bench.settings.inference_token not in page.content()
+    page.reload()
+    expect(page.locator("#settings-limits table").first).to_be_visible()
+    expect(page.locator("#settings-health")).to_be_hidden()
+
+
+def test_a_token_and_a_server_are_saved_and_the_secrets_stay_there(page: Page, bench: Workbench) -> None:
+    page.goto(f"{bench.url}/settings?section=servers")
+    page.locator("#hub-token input").fill("sesame-hub")
+    page.locator("#hub-keep").click()
+    expect(page.locator("#hub-said")).to_contain_text("The token is set")
+    for name, text in {"name": "team", "url": "http://127.0.0.1:1/v1", "key": "sesame-team"}.items():
+        page.locator(f"#servers-{name} :is(input, textarea)").fill(text)
+    page.locator("#servers-keep").click()
+    expect(page.locator("#servers-list table")).to_contain_text("team")
+    page.locator("#servers-chosen input").click()
+    page.get_by_role("option", name="team").click()
+    expect(page.locator("#servers-url :is(input, textarea)")).to_have_value("http://127.0.0.1:1/v1")
+    expect(page.locator("#servers-key input")).to_have_value("")
+    assert "sesame" not in page.content()
+    page.goto(f"{bench.url}/results")
+    page.get_by_role("button", name="Measure a server").click()
+    expect(page.locator("#served-endpoint input")).to_have_value("team")
+    page.goto(f"{bench.url}/settings?section=servers")
+    page.locator("#hub-forget").click()
+    expect(page.locator("#hub-said")).to_contain_text("No token is set")
+    page.locator("#servers-chosen input").click()
+    page.get_by_role("option", name="team").click()
+    expect(page.locator("#servers-name :is(input, textarea)")).to_have_value("team")
+    page.locator("#servers-forget").click()
+    expect(page.locator("#servers-list")).to_contain_text("None yet")
 
 
 def test_hostile_rows_are_shown_literally_on_every_page(page: Page, bench: Workbench) -> None:

@@ -1,0 +1,132 @@
+"""Section of the Settings page for the hub token and the servers of settings.toml. Secrets are write-only."""
+
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import gradio as gr
+
+from app.views.manage import SMALL
+from app.widgets.elements import QUIET, badge, block, notice, on_load, section
+from app.widgets.fields import dropdown, one_line
+from app.widgets.picker import table
+from app.widgets.problems import show_errors
+from app.widgets.text import safe, tag
+from speculoos import servers
+from speculoos.errors import BadInput
+from speculoos.settings import Endpoint, Settings, stored_secret
+
+HUB = "For gated models and data sets of the Hugging Face Hub. It is used by the next job, without a restart."
+SERVERS = "Other pages refer to them by name. The next job uses changes, without a restart. Keys are never shown."
+KINDS = {
+    "endpoints": "OpenAI-compatible, for data and evaluations",
+    "hidden_states/speculoos": "Hidden states: speculoos features serve",
+    "hidden_states/vllm": "Hidden states: vLLM",
+}
+TOKEN = "HF_TOKEN"
+SECRET = {"type": "password", "max_length": servers.LONGEST_SECRET}
+
+
+def build_servers(settings: Settings) -> None:
+    """The forms; on a shared server only what is set."""
+    section("Hugging Face token", HUB)
+    said = block(elem_id="hub-said")
+    on_load(partial(hub_state, settings), said)
+    if not settings.is_shared:
+        token = one_line("Token", "hub-token", placeholder="hf_…", **SECRET)
+        keep, forget = _buttons("hub", "token")
+        gr.on([keep.click, token.submit], partial(save_token, settings), token, [said, token], **QUIET)
+        forget.click(partial(delete_token, settings), None, said, **QUIET)
+    section("Servers", SERVERS)
+    listed, message = block(elem_id="servers-list"), block(elem_id="servers-said")
+    if settings.is_shared:
+        on_load(lambda: [servers_view(settings)[0], notice(servers.SHARED)], [listed, message])
+        return
+    chosen = dropdown([], label="Server", elem_id="servers-chosen")
+    with gr.Row(elem_classes="sp-settings"):
+        kind = dropdown([(words, key) for key, words in KINDS.items()], label="Kind", elem_id="servers-kind")
+        name = one_line("Name", "servers-name", max_length=64)
+        url = one_line("URL (several equal servers: separate by spaces)", "servers-url", max_length=4000)
+    with gr.Row(elem_classes="sp-settings"):
+        model = one_line("Model name in requests (optional)", "servers-model", max_length=200)
+        key = one_line("Key (empty: unchanged)", "servers-key", **SECRET)
+    keep, forget = _buttons("servers", "server")
+    fields, shown = [kind, name, url, model, key], [listed, chosen]
+    on_load(partial(servers_view, settings), shown)
+    chosen.input(partial(fill, settings), chosen, fields, **QUIET)
+    keep.click(partial(save_server, settings), fields, [message, key, *shown], **QUIET)
+    forget.click(partial(delete_server, settings), chosen, [message, key, *shown], **QUIET)
+
+
+def _buttons(prefix: str, noun: str) -> tuple[gr.Button, gr.Button]:
+    with gr.Row(elem_classes="sp-buttons"):
+        keep = gr.Button(f"Save {noun}", variant="primary", elem_id=f"{prefix}-keep", **SMALL)
+        return keep, gr.Button(f"Delete {noun}", variant="stop", elem_id=f"{prefix}-forget", **SMALL)
+
+
+def hub_state(settings: Settings) -> str:
+    if servers.from_environment(TOKEN):
+        return notice(servers.FROM_ENVIRONMENT.format(name=TOKEN), "good")
+    return notice("The token is set.", "good") if stored_secret(settings.home, TOKEN) else notice("No token is set.")
+
+
+@show_errors("")
+def save_token(settings: Settings, token: str) -> tuple[str, str]:
+    servers.store_secret(settings, TOKEN, token)
+    return hub_state(settings), ""
+
+
+@show_errors()
+def delete_token(settings: Settings) -> str:
+    servers.delete_secret(settings, TOKEN)
+    return hub_state(settings)
+
+
+@show_errors(gr.skip())
+def servers_view(settings: Settings) -> tuple[str, Any]:
+    """Table of the servers, and the choices of the dropdown."""
+    known = servers.known_servers(settings)
+    rows = [[safe(s.name), safe(KINDS[kind_of(s)]), safe(s.model or "–"), key_badge(s)] for s in known.values()]
+    html = table(["Name", "Kind", "Model", "Key"], rows, "Servers") if rows else tag("p", "None yet.", class_="sp-lead")
+    return html, gr.Dropdown([("New server", ""), *((s.name, key) for key, s in known.items())], value="")
+
+
+def kind_of(server: servers.Server) -> str:
+    return "endpoints" if isinstance(server, Endpoint) else f"hidden_states/{server.kind}"
+
+
+def key_badge(server: servers.Server) -> str:
+    if not server.key_env:
+        return safe("none needed")
+    words, tone = ("is set", "good") if server.key else ("is not set", "bad")
+    return badge(f"{server.key_env} {words}", tone)
+
+
+def fill(settings: Settings, chosen: str) -> list[str]:
+    """Values of the fields for the chosen server. The key stays empty, and a URL with a password too."""
+    server = servers.known_servers(settings).get(chosen)
+    if server is None:
+        return [next(iter(KINDS)), "", "", "", ""]
+    urls = [server.url] if isinstance(server.url, str) else server.url
+    url = " ".join(each for each in urls if "@" not in urlsplit(each).netloc)
+    return [kind_of(server), server.name, url, server.model, ""]
+
+
+@show_errors(*[gr.skip()] * 3)
+def save_server(settings: Settings, kind: str, name: str, url: str, model: str, key: str) -> list[Any]:
+    """Add or change a server: notice, emptied key, `servers_view`."""
+    if kind not in KINDS:
+        raise BadInput("Choose the kind of the server.")
+    section, _, protocol = kind.partition("/")
+    values = {"model": model.strip(), **({"kind": protocol} if protocol else {})}
+    servers.save_server(settings, section, name.strip(), url, key.strip(), **values)
+    return [notice("Saved.", "good"), "", *servers_view(settings)]
+
+
+@show_errors(*[gr.skip()] * 3)
+def delete_server(settings: Settings, chosen: str) -> list[Any]:
+    """Remove the chosen server: notice, emptied key, `servers_view`."""
+    if chosen not in servers.known_servers(settings):
+        raise BadInput("Choose the server to delete first.")
+    servers.delete_server(settings, *chosen.split("/"))
+    return [notice("Deleted.", "good"), "", *servers_view(settings)]
