@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.views.leaderboard import address, command, figure_cell, interval_ends, model_words, names_of
 from app.views.manage import note_line
-from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
+from app.widgets.elements import badge, detail_head, facts, fold, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
 from app.widgets.intervals import bars
 from app.widgets.picker import table
@@ -26,6 +26,7 @@ SO_FAR = "Each row is one short measurement. The report will show the speedup wi
 OF_QUESTION = {"mean_accepted_length": 2, "tokens_per_second": 1, "plain_tokens_per_second": 1, "end_to_end_speedup": 2}
 """Figures of a prompt → digits."""
 SLOWER = "Plain decoding is faster on this machine: the whole interval of the speedup is below 1."
+WORST = "Worst prompts"
 SHOWN = 12
 """Maximum number of prompts in the table of the worst."""
 LONGEST = 120
@@ -68,9 +69,13 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
         slower = row.speedup_high is not None and row.speedup_high < 1 and row.checkpoint_id
         words = " ".join(filter(None, ((row.result or {}).get("busy"), SLOWER if slower else "")))
         html = (notice(words, "warn") if words else "") + figures(row)
-        html += side_by_side(comparable_evaluations(session, row)) + details(row) + categories(row)
+    html += breakdown(row, again)
+    if not is_replay(row.result):
+        html += fold("By category", categories(row))
+        html += fold("Local engine and servers", side_by_side(comparable_evaluations(session, row)))
+        html += fold("Settings and machine", details(row))
     line = command(row, names_of(session, [row]))
-    return html + breakdown(row, again) + (command_box(line) if line else "")
+    return html + fold("Equivalent command", command_box(line, "") if line else "")
 
 
 def report_of(session: Session, job: Job) -> str:
@@ -134,8 +139,7 @@ def side_by_side(rows: Sequence[Evaluation]) -> str:
         name = tag("a", safe(text), href=f"/results?id={row.id}", class_="sp-row-name") + row_note(row.machine or "")
         measured = [figure_cell(row, "tau"), figure_cell(row, "speedup", " ×")]
         cells.append([name, *measured, safe(figure(row.tokens_per_second, 1)), safe(ago(row.measured_at))])
-    head = tag("h3", "Local engine and servers")
-    return tag("section", head + table(columns, cells, "Side by side", wide_first=True, named=columns[1:]))
+    return table(columns, cells, "Side by side", wide_first=True, named=columns[1:])
 
 
 def details(row: Evaluation) -> str:
@@ -181,7 +185,7 @@ def categories(row: Evaluation) -> str:
             safe(figure(tau)) + _between(interval(values, "mean_accepted_length")),
         ]
         rows.append([safe(name), *cells, safe(figure(speed, 1)), safe(values.get("prompts", "–"))])
-    return tag("h3", "By category") + table(columns, rows, "By category", wide_first=True, named=columns[1:])
+    return table(columns, rows, "By category", wide_first=True, named=columns[1:])
 
 
 def _between(words: str) -> str:
@@ -202,13 +206,14 @@ def links(session: Session, row: Evaluation) -> str:
 
 
 def breakdown(row: Evaluation, again: bool = True) -> str:
-    """Bars, the worst prompts, and why some are missing; "" without drafting. `again`: prompts have a button that the
-    evaluation's page handles."""
+    """A chart, further charts and the worst prompts folded, and why some are missing; "" without drafting. `again`:
+    prompts have a button that the evaluation's page handles."""
     result = row.result or {}
-    drawn = depths(result) + lengths(result) + by_position(result) + by_class(result)
-    charts = tag("div", drawn, class_="sp-charts") if drawn else ""
+    drawn = [part(result) for part in (depths, lengths, by_position, by_class)]
+    first, *others = [*filter(None, drawn)] or [""]
+    more = tag("div", "".join(others), class_="sp-charts") if others else ""
     why = tag("p", safe(reason), class_="sp-hint") if (reason := missing(row)) else ""
-    return charts + worst(row, again) + why
+    return first + fold("By length, position and kind of token", more) + fold(WORST, worst(row, again)) + why
 
 
 def missing(row: Evaluation) -> str:
@@ -262,9 +267,8 @@ def worst(row: Evaluation, again: bool) -> str:
     has_buttons = again and row.base_id is not None
     rows = [_prompt(number, prompt, has_buttons) for number, prompt in enumerate(prompts[:SHOWN])]
     how = ANSWERED_HERE if row.source or is_replay(row.result) else HOW
-    head = tag("h3", "Worst prompts")
-    head += tag("p", safe(how), class_="sp-hint") if any(cells[-1] for cells in rows) else ""
-    return tag("section", head + table(columns, rows, "Worst prompts", wide_first=True, named=columns[1:4]))
+    hint = tag("p", safe(how), class_="sp-hint") if any(cells[-1] for cells in rows) else ""
+    return hint + table(columns, rows, WORST, wide_first=True, named=columns[1:4])
 
 
 def _prompt(number: int, prompt: Mapping[str, Any], has_button: bool) -> list[str]:

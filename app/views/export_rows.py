@@ -1,6 +1,6 @@
 """Download formats of a checkpoint: servers of each format, its validation, and why a format is not available."""
 
-from collections.abc import Container, Sequence
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.arrivals import download_notice, files_of
-from app.widgets.elements import badge, facts, notice
+from app.widgets.elements import badge, fold, notice
 from app.widgets.formatting import size
 from app.widgets.picker import table
+from app.widgets.review import command_box
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
+from formats.checkpoint import CheckpointFiles
+from formats.facts import CardFacts
 from formats.options import FormatOption, export_options
 from formats.store import StoredExport, checkpoint_state, exports_folder, stored_exports
+from models.archive import archive_name
 from speculoos.errors import SpeculoosError, Unsupported
 from speculoos.settings import Settings
 from tracking import queries
@@ -23,6 +27,7 @@ from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Job
 
 COLUMNS = ["Format", "For", "Validation", "Download"]
+COMMAND = re.compile(r"`{3,}sh\n(.*?)\n`{3,}", re.DOTALL)
 LATEST = 200
 """Maximum number of export jobs that are read, newest first."""
 
@@ -40,10 +45,26 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
         return notice(str(error), "bad")
     jobs, source = latest_jobs(session, checkpoint.id), checkpoint_state(folder)
     exports = exports_in_store(jobs, source) | stored_exports(exports_folder(settings.home, checkpoint.id), source)
-    formats = sorted(formats, key=lambda option: not option.possible)
-    cells = [_row(checkpoint.id, option, exports.get(option.name), jobs.get(option.name)) for option in formats]
-    listed = table(COLUMNS, cells, "Formats", named=COLUMNS[1:])
-    return tag("div", summary(formats, exports) + listed, class_="sp-exports")
+    possible = [option for option in formats if option.possible]
+    cells = [_row(checkpoint.id, option, exports.get(option.name), jobs.get(option.name)) for option in possible]
+    html = table(COLUMNS, cells, "Formats", named=COLUMNS[1:])
+    for option in possible:
+        if option.name in exports and (command := serve_command(base, checkpoint, option.name)):
+            html += command_box(command, f"Serve {option.title}, in the folder of the unpacked download")
+    refused = [[*map(safe, (each.title, each.servers, each.reason))] for each in formats if not each.possible]
+    listed = table(["Format", "For", "Why not"], refused, "Incompatible formats", named=["For"]) if refused else ""
+    return tag("div", html + fold(f"Incompatible formats: {len(refused)}", listed), class_="sp-exports")
+
+
+def serve_command(base: Base, checkpoint: Checkpoint, name: str) -> str:
+    """The command that serves the export `name` of a draft; "" if its files are not on this machine."""
+    try:
+        files = CheckpointFiles.read(checkpoint.path, base.path)
+    except (OSError, SpeculoosError):
+        return ""
+    folder = f"{archive_name(base.name, checkpoint.name).removesuffix('.zip')}-{name}"
+    found = COMMAND.search(FORMATS[name].serve(files, CardFacts.of(base, checkpoint.name), folder))
+    return found[1] if found else ""
 
 
 def exports_in_store(jobs: dict[str, Job], source: str) -> dict[str, StoredExport]:
@@ -51,17 +72,6 @@ def exports_in_store(jobs: dict[str, Job], source: str) -> dict[str, StoredExpor
     machine when it is downloaded."""
     results = {name: job.result for name, job in jobs.items() if (job.result or {}).get("source") == source}
     return {name: StoredExport(Path(f"{name}.zip"), r["bytes"], r["report"]) for name, r in results.items()}
-
-
-def summary(formats: Sequence[FormatOption], exports: Container[str]) -> str:
-    """Overview: which servers can load the checkpoint, and for which an export is validated; without 8-bit formats,
-    whose servers are the same."""
-    others = [option for option in formats if option.name != OWN and not FORMATS[option.name].scheme]
-    validated = [option.servers for option in others if option.possible and option.name in exports]
-    available = [option.servers for option in others if option.possible and option.name not in exports]
-    refused = [option.title for option in others if not option.possible]
-    groups = (("Validated for", validated), ("Available for", available), ("Not available for", refused))
-    return facts((words, "; ".join(names)) for words, names in groups)
 
 
 def options_of(checkpoint: str, base: str) -> tuple[FormatOption, ...]:
@@ -116,9 +126,6 @@ def can_be_made(session: Session, settings: Settings, checkpoint_id: str, name: 
 
 
 def _row(checkpoint_id: str, option: FormatOption, export: StoredExport | None, job: Job | None) -> list[str]:
-    if not option.possible:
-        why = tag("span", safe(option.reason), class_="sp-hint sp-why-not")
-        return [tag("span", safe(option.title), class_="sp-off"), safe(option.servers), badge("no"), why]
     name = tag("strong", safe(option.title))
     if option.name == OWN:
         return [name, safe(option.servers), safe("sha256 sums"), _link(checkpoint_id, option, "Download zip")]

@@ -1,7 +1,5 @@
 """HTML of a guided run: its jobs as steps with live results, then the draft with its verdict and download."""
 
-import re
-
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -9,15 +7,13 @@ from app.links import model_link
 from app.paths import PAGES
 from app.views import evaluation_view, generation_view, metrics_view, verdict
 from app.views.checkpoint_rows import figure_tiles
+from app.views.export_rows import serve_command
 from app.views.job_view import ACTIVE, banner, progress, state_badge
 from app.widgets.elements import detail_head, link_button, notice, row_note
 from app.widgets.formatting import ago
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
 from formats import FORMATS
-from formats.checkpoint import CheckpointFiles
-from formats.facts import CardFacts
-from models.archive import archive_name
 from speculoos.settings import Settings
 from tracking import listing, reports
 from tracking.experiments import jobs_of
@@ -26,7 +22,6 @@ from workers.jobs.guided import EXPERIMENT
 from workers.jobs.requests import kind_title
 
 TONES = {"SUCCEEDED": "good", "RUNNING": "info", "FAILED": "bad", "INTERRUPTED": "info"}
-COMMAND = re.compile(r"`{3,}sh\n(.*?)\n`{3,}", re.DOTALL)
 
 
 def latest(session: Session) -> Experiment | None:
@@ -110,14 +105,3 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
     shown = command_box(command, "Serve it, in the folder of the unpacked download") if command else ""
     row = tag("div", links, class_="sp-link-row")
     return verdict_html + figure_tiles(session, checkpoint) + row + shown
-
-
-def serve_command(base: Base, checkpoint: Checkpoint, name: str) -> str:
-    """The command that serves the export `name` of a draft; "" if its files are not on this machine."""
-    try:
-        files = CheckpointFiles.read(checkpoint.path, base.path)
-    except OSError:
-        return ""
-    folder = f"{archive_name(base.name, checkpoint.name).removesuffix('.zip')}-{name}"
-    found = COMMAND.search(FORMATS[name].serve(files, CardFacts.of(base, checkpoint.name), folder))
-    return found[1] if found else ""

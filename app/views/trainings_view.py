@@ -11,7 +11,7 @@ from app.views import job_view
 from app.views.leaderboard import figure_cell, settings_words, tree_words
 from app.views.metrics_view import AXES, FIRST, NUMBERED, chart_of, groups_of, metric_chart, title_of
 from app.widgets.charts import Points, legend
-from app.widgets.elements import facts, notice, row_note
+from app.widgets.elements import facts, fold, notice, row_note
 from app.widgets.formatting import duration, figure, size
 from app.widgets.picker import table
 from app.widgets.terms import label as labelled
@@ -211,10 +211,7 @@ def settings_table(trainings: Sequence[Training]) -> str:
     if not equal:
         return html
     count = f"{len(equal)} settings are equal" if len(equal) > 1 else "One setting is equal"
-    words = tag("summary", safe(f"{count} in all training runs"))
-    return html + tag(
-        "details", words + facts((key, value or "none") for key, value in equal.items()), class_="sp-fold"
-    )
+    return html + fold(f"{count} in all training runs", facts((key, value or "none") for key, value in equal.items()))
 
 
 def split_settings(values: Sequence[Values]) -> tuple[dict[str, list[str]], Values]:

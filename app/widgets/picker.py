@@ -22,7 +22,12 @@ KEEP_FOCUS = """
 let focused = '';
 element.addEventListener('focusin', (event) => { focused = event.target.getAttribute('href') || ''; });
 element.addEventListener('focusout', (event) => { if (event.relatedTarget) focused = ''; });
+const unfolded = new Set();
+element.addEventListener('toggle', ({target}) => {
+  if (target.isConnected) unfolded[target.open ? 'add' : 'delete'](target.firstElementChild.textContent);
+}, true);
 watch('value', () => {
+  for (const part of element.querySelectorAll('details')) part.open = unfolded.has(part.firstElementChild.textContent);
   if (!focused || document.activeElement !== document.body) return;
   for (const link of element.querySelectorAll('a')) if (link.getAttribute('href') === focused) return link.focus();
 });

@@ -40,5 +40,5 @@ def line(estimate: Estimate) -> str:
 
 def command_box(command: str, words: str = "Equivalent command") -> str:
     """A command line, to copy."""
-    label = tag("span", safe(words), class_="sp-tile-label")
+    label = tag("span", safe(words), class_="sp-tile-label") if words else ""
     return tag("div", label + tag("code", safe(command), class_="sp-command", tabindex="0"))

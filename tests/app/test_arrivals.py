@@ -84,7 +84,7 @@ def test_a_checkpoint_of_another_machine_is_fetched_beside_the_visitor(pages: Se
     assert "are being downloaded from the store" in page(pages, heads)
     assert arrivals.signature() != before, "pages that wait are drawn again"
     wait_until(lambda: "are being downloaded" not in page(pages, heads), 90, "the files")
-    assert "Available for" in page(pages, heads) and arrivals.signature() == before
+    assert "Create and download" in page(pages, heads) and arrivals.signature() == before
     assert (pages.home / "checkpoints" / heads / "attempt-1" / "model.safetensors").exists()
 
 

@@ -91,14 +91,17 @@ def row_of(html: str, title: str) -> str:
 def test_a_format_is_offered_made_proved_and_sent_in_parts(home: Settings, heads: str, client: TestClient) -> None:
     before = page(home, heads)
     assert 'data-make="vllm"' in row_of(before, "vLLM") and "data-made" not in row_of(before, "vLLM")
-    assert "sp-off" in row_of(before, "Medusa") and "data-make" not in row_of(before, "Medusa")
+    assert "support Medusa heads only" in row_of(before, "Medusa") and "data-make" not in row_of(before, "Medusa")
     address = f"/api/checkpoints/{heads}/exports/vllm"
     assert client.get(address).status_code == 404
 
     request, context = ordered(home, heads, "vllm")
     assert "Being created" in row_of(page(home, heads), "vLLM")
     work.run_export(request, context)
-    shown = row_of(page(home, heads), "vLLM")
+    after = page(home, heads)
+    command, folded = after.index("vllm serve"), after.index('<details class="sp-fold">')
+    assert folded < after.index(row_of(before, "Medusa")) and command < folded, "what fits first, then how to serve it"
+    shown = row_of(after, "vLLM")
     assert f'href="{address}"' in shown and re.search(r"\d+ checks passed", shown) and "✓ logits" in shown
 
     whole = client.get(address)
@@ -128,13 +131,13 @@ def test_the_card_says_what_the_latest_evaluations_measured(home: Settings, head
 
 
 def test_at_a_glance_who_can_take_it_and_what_was_proved(home: Settings, heads: str) -> None:
-    def said(words: str) -> str:
-        return re.search(rf"<dt>{words}</dt><dd>(.*?)</dd>", page(home, heads)).group(1)
-
-    assert "vLLM 0.29 to 0.33" in said("Available for") and "SGLang 0.5" in said("Available for")
-    assert "Validated for" not in page(home, heads) and "Medusa repository and TGI" in said("Not available for")
+    before = page(home, heads)
+    fits, _, folded = before.partition("<details")
+    assert "vLLM 0.29 to 0.33" in fits and "SGLang 0.5" in fits and "checks passed" not in fits
+    assert "Medusa repository and TGI" in folded and "Medusa repository and TGI" not in fits
     made(home, heads, "sglang")
-    assert said("Validated for") == "SGLang 0.5" and "SGLang 0.5;" not in said("Available for")
+    after = page(home, heads)
+    assert "checks passed" in row_of(after, "<strong>SGLang") and "not created yet" in row_of(after, "vLLM")
 
 
 def test_headers_are_read_once_until_a_file_is_another(

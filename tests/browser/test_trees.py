@@ -81,6 +81,7 @@ def test_an_evaluation_leads_to_the_steps_of_its_worst_prompt(page: Page, workbe
     row = Evaluation(name="e", state="ready", base_id=heads.base_id, checkpoint_id=heads.id, suite="own")
     row.result, row.config = {"per_prompt": [worst], "max_tokens": 12}, {"drafting": {"tree": [[0, 0], [1]]}}
     page.goto(f"{workbench.url}/results?id={workbench.add(row)}")
+    page.get_by_text("Worst prompts", exact=True).click()
     page.get_by_role("button", name="Show its steps: prompt 1").click()
     expect(page).to_have_url(re.compile(r"/playground\?chat=[0-9a-f]{32}$"))
     steps = steps_of(workbench, answered(page))
