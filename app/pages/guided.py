@@ -30,8 +30,8 @@ LEAD = (
     "Choose a model, prompts like those it will serve, and a time budget. The result is a draft, measured and exported."
 )
 STEPS = (
-    "The model generates responses to the prompts, an EAGLE-3 draft is trained on them, evaluated on questions, and "
-    "exported for vLLM. Everything runs on the server; you can close this page meanwhile."
+    "The model generates responses to the prompts; a draft is trained on them (Medusa heads in 8 minutes, EAGLE-3 in "
+    "more), evaluated on questions and exported for vLLM. It runs on the server; you can close this page meanwhile."
 )
 
 
