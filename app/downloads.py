@@ -1,6 +1,6 @@
-"""Download routes: a checkpoint as a zip in the native or a server's format, a data set as one JSONL file, and the
+"""Download routes: a checkpoint as a zip in the native or a server's format, a dataset as one JSONL file, and the
 leaderboard (the view of the query) and an experiment as CSV. A zip is written once, so an interrupted download can be
-resumed; a data set is streamed from its shards. URLs contain ids, never paths."""
+resumed; a dataset is streamed from its shards. URLs contain ids, never paths."""
 
 import threading
 from pathlib import Path
@@ -83,14 +83,14 @@ def routes(settings: Settings) -> APIRouter:
 
 
 def dataset_files(settings: Settings, dataset_id: str) -> tuple[Path, str]:
-    """The data set's folder, checked to be in the home folder, and the name of its file.
+    """The dataset's folder, checked to be in the home folder, and the name of its file.
 
-    Raises NotFound for an unknown id or missing files, Conflict for an unfinished data set.
+    Raises NotFound for an unknown id or missing files, Conflict for an unfinished dataset.
     """
     with reading(settings) as session:
         data = session.get(Dataset, dataset_id)
         if data is None:
-            raise NotFound("This data set is gone: it was deleted, or the URL is wrong.")
+            raise NotFound("This dataset is gone: it was deleted, or the URL is wrong.")
         must_be_ready(data)
     folder = Path(files_of(settings).local(data)).resolve()
     if not folder.is_relative_to((settings.home / "datasets").resolve()):

@@ -28,7 +28,7 @@ ACTIONS = {
 ROWS = {
     "Base model": (Base, "models"),
     "Draft": (Checkpoint, "checkpoints"),
-    "Data set": (Dataset, "data"),
+    "Dataset": (Dataset, "data"),
     "Job": (Job, "jobs"),
     "Experiment": (Experiment, "experiments"),
 }

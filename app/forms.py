@@ -72,14 +72,14 @@ def import_request(
     suite: str = "",
     fields: dict[str, str] | None = None,
 ) -> ImportPrompts | ImportAnswered:
-    """Request to import prompts from a file or a hub data set, conversations answered by base `answered_by` (an id; ""
+    """Request to import prompts from a file or a hub dataset, conversations answered by base `answered_by` (an id; ""
     if none is selected), or the questions of a suite (from the hub if no file is set). Raises BadInput."""
     if answered_by == "":
         raise BadInput("Responses by: choose the base model that generated the responses, or an equal one.")
     if hub.strip() and (upload or path.strip()):
-        raise BadInput("Choose a file or a data set on the Hub, not both.")
+        raise BadInput("Choose a file or a dataset on the Hub, not both.")
     if suite and hub.strip():
-        raise BadInput("A suite has its own file, or is downloaded without one; leave the data set on the Hub out.")
+        raise BadInput("A suite has its own file, or is downloaded without one; leave the dataset on the Hub out.")
     if hub.strip():
         location = hub_location(hub)
         values: dict[str, Any] = {"path": str(location), "original_name": location.title}
@@ -98,7 +98,7 @@ def import_request(
 def hub_location(text: str) -> Location:
     """Parse the text of the hub box. Raises BadInput."""
     if not text.strip():
-        raise BadInput("Data set on the Hub: the field is empty; enter owner/name.")
+        raise BadInput("Dataset on the Hub: the field is empty; enter owner/name.")
     return Location.parse(text)
 
 
@@ -107,7 +107,7 @@ def import_file(settings: Settings, upload: str | None, path: str) -> Path:
     if upload:
         return Path(upload)
     if not path.strip():
-        raise BadInput("Choose a file to upload, or enter the path of a file on this server, or a data set on the Hub.")
+        raise BadInput("Choose a file to upload, or enter the path of a file on this server, or a dataset on the Hub.")
     file = readable(settings, path.strip())
     if not file.is_file():
         raise BadInput(f"Path: there is no file {file}.")
@@ -168,7 +168,7 @@ def train_request(
     values: dict[str, Any],
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Train:
-    """Request to train a draft on one or several data sets. Raises BadInput.
+    """Request to train a draft on one or several datasets. Raises BadInput.
 
     `values`: controls of the advanced settings; only values that differ from the recipe are stored. `options`: controls
     of the job's options.

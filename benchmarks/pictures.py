@@ -84,12 +84,12 @@ class Scene:
 
     @cached_property
     def answers(self) -> str:
-        """Id of a data set with answers of the starter, which a job creates."""
+        """Id of a dataset with answers of the starter, which a job creates."""
         prompts = self._run(BUILT_IN[PROMPTS].request())
         return self._run(GenerateData(source_id=prompts, base_id=self.base, limit=120, max_tokens=96, batch_size=32))
 
     def _run(self, request: Request) -> str:
-        """Run a job; returns the id of its data set."""
+        """Run a job; returns the id of its dataset."""
         return follow(self.settings, submit(request, settings=self.settings).id).request["dataset_id"]
 
 
@@ -126,7 +126,7 @@ def train(scene: Scene, page: Page) -> None:
 
 
 def loss_mask(scene: Scene, page: Page) -> None:
-    """Rows of a data set with their loss masks."""
+    """Rows of a dataset with their loss masks."""
     open_light(page, f"{scene.url}/data?id={scene.answers}", WIDTH, 320)
     page.locator("#dataset-preview .sp-in-loss").first.wait_for()
     scroll_to(page, "#dataset-preview")

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
-    """Merge the answers of all parts into the data set `folder`; returns rows, generated tokens and prompts by kind."""
+    """Merge the answers of all parts into the dataset `folder`; returns rows, generated tokens and prompts by kind."""
     with ShardWriter(folder) as shards:
         for part in sorted(path for name in ("greedy", "sampled") for path in parts.glob(f"{name}-*")):
             for row in read_rows(part):

@@ -8,7 +8,7 @@ contenders run the frozen base model in every step. In each round all contenders
 disturbances affect all; speeds are medians over rounds, ratios are medians of the rounds' ratios. Our base model and LM
 head run in bfloat16, and in a second run everything in fp32; the other libraries run in fp32.
 
---data is a data set folder, as `speculoos data generate` makes it. --modelopt and --speculators are virtual
+--data is a dataset folder, as `speculoos data generate` makes it. --modelopt and --speculators are virtual
 environments, see docs/benchmarks.md; without them only our side runs.
 """
 
@@ -84,7 +84,7 @@ class BenchmarkPlan:
 
 
 def conversations(data: Path) -> list[TokenizedConversation]:
-    """The data set's conversations, tokenized, masked and truncated for the starter."""
+    """The dataset's conversations, tokenized, masked and truncated for the starter."""
     tokenizer = load_tokenizer(starter_path())
     return load_conversations(data, tokenizer, LONGEST, eos_ids=sorted(read_eos_ids(starter_path(), tokenizer)))[0]
 
@@ -92,7 +92,7 @@ def conversations(data: Path) -> list[TokenizedConversation]:
 def add_options(text: str) -> argparse.ArgumentParser:
     """A parser with the options of both training benchmarks: data and peers' environments."""
     parser = make_parser(text)
-    parser.add_argument("--data", type=Path, required=True, help="data set folder of the starter's own answers")
+    parser.add_argument("--data", type=Path, required=True, help="dataset folder of the starter's own answers")
     for name in PEERS:
         parser.add_argument(f"--{name}", type=Path, help=f"virtual environment with {name}")
     return parser

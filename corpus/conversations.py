@@ -1,4 +1,4 @@
-"""Conversations of data sets: prompts to answer, and answered rows. Independent of models."""
+"""Conversations of datasets: prompts to answer, and answered rows. Independent of models."""
 
 import hashlib
 import random
@@ -94,7 +94,7 @@ class Conversation:
         return None
 
     def to_json(self, **extra: Any) -> dict[str, Any]:
-        """The row in a data set folder; `extra` has token_ids and loss_spans if known. Reasoning is stored under the
+        """The row in a dataset folder; `extra` has token_ids and loss_spans if known. Reasoning is stored under the
         name that chat templates use."""
         messages = self.messages()
         answers = [message for message in messages if message["role"] == "assistant"]
@@ -115,7 +115,7 @@ def row_seed(seed: int, row_id: str, turn: int) -> int:
 
 
 def to_answer(folder: str | Path, options: GenerateOptions, done: set[str]) -> Iterator[Conversation]:
-    """Rows of a data set that are not in `done`, as conversations without answers, sample after sample. Existing
+    """Rows of a dataset that are not in `done`, as conversations without answers, sample after sample. Existing
     answers are ignored: they are another model's."""
     for sample in range(options.first_sample, options.first_sample + options.samples):
         for row in read_rows(folder, options.limit, options.first):

@@ -67,7 +67,7 @@ def generate_local(
     card: dict[str, Any] | None = None,
     states_store: StatesStore | None = None,
 ) -> dict[str, Any]:
-    """Answer the prompts of data set `source` into data set `folder`; returns the report:
+    """Answer the prompts of dataset `source` into dataset `folder`; returns the report:
 
     `rows`, `tokens` (generated), `seconds`, `tokens_per_second` (both of this call), `finish` (answers by finish
     reason), `failed` ([{id, reason}]), `left_out` (failed rows by kind), `complete` (False when the time limit stopped

@@ -49,7 +49,7 @@ def generate_remote(
     reporter: Reporter,
     served: ServedBase | None = None,
 ) -> dict[str, Any]:
-    """Answer the prompts of data set `source` into `folder` with `model` (default each endpoint's); returns the report:
+    """Answer the prompts of dataset `source` into `folder` with `model` (default each endpoint's); returns the report:
 
     `rows`, `tokens` (as counted by the endpoint), `seconds`, `finish`, `failed` ([{id, reason}]), `left_out` (failed
     rows by kind), `labels` (answered rows by label source), `retries` (of answered rows), `complete`. With `served`,

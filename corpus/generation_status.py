@@ -77,7 +77,7 @@ class GenerationStatus:
         }
 
     def accept_row(self, row: Conversation) -> bool:
-        """Whether a complete row belongs in the data set; counts it as omitted otherwise."""
+        """Whether a complete row belongs in the dataset; counts it as omitted otherwise."""
         if problem := row.problem(self._options):
             self.add_omitted(row, *problem)
         return not problem

@@ -1,4 +1,4 @@
-"""Import a file of prompts or of answered conversations into a data set folder, with a report of all omitted rows.
+"""Import a file of prompts or of answered conversations into a dataset folder, with a report of all omitted rows.
 
 Answered conversations are rendered, tokenized and masked with the base's chat template; their report includes lengths
 and the coverage of draft vocabularies.
@@ -22,7 +22,7 @@ MAX_REPORTED_ROWS = 200
 MAX_CATEGORIES = 10_000
 """Maximum number of counted categories."""
 MAX_UNPACKED_BYTES, UNPACKED_TIMES = 1 << 30, 100
-"""Maximum size of the data set: bytes, or multiple of the file's size, whichever is larger."""
+"""Maximum size of the dataset: bytes, or multiple of the file's size, whichever is larger."""
 PROGRESS_ROWS = 500
 VOCABULARY_SIZES = tuple(2**n for n in range(8, 18))
 """Draft vocabulary sizes whose coverage is reported: 256 … 131,072 tokens."""
@@ -38,7 +38,7 @@ def import_prompts(
     mapping: Mapping[str, str] | None = None,
     **source: Any,
 ) -> dict[str, Any]:
-    """Import a file, or several, into the data set folder `folder`; `mapping` assigns columns with other names to
+    """Import a file, or several, into the dataset folder `folder`; `mapping` assigns columns with other names to
     fields (`corpus.rows`); `source`: `original_name` and `size`, see `write_rows`. Returns the report:
 
     `rows_read`, `rows` (good), `bad_rows`, `bad` (the first 200 as {line, reason}; all are in `bad.jsonl`),
@@ -81,7 +81,7 @@ def write_rows(
     kind: str,
     **summary: Any,
 ) -> dict[str, Any]:
-    """Write good rows to the data set folder `folder` and bad ones to its `bad.jsonl`; `dataset.json` gets `summary`
+    """Write good rows to the dataset folder `folder` and bad ones to its `bad.jsonl`; `dataset.json` gets `summary`
     and the report, which is returned. A missing name and size (in bytes) are those of a single file; `noun` is that of
     one row. Raises BadInput when no row is good."""
     path = Path(files) if isinstance(files, str | Path) else Path()

@@ -1,6 +1,6 @@
 """Read recorded prompts and outputs of a model, to evaluate drafts without running it. Supported sources:
 
-- A data set folder: conversations, with their `token_ids` and `loss_spans` if present.
+- A dataset folder: conversations, with their `token_ids` and `loss_spans` if present.
 - JSONL, JSON, CSV, parquet: conversations, or prompt and answer (`corpus.answered`).
 
 A record may have `prompt_ids`, `token_ids` (of the output) and `raw` (the prompt is plain text to continue, not a
@@ -41,7 +41,7 @@ class Recording:
 
 
 def read_recordings(path: str | Path, limit: int | None = None, raw: bool = False) -> Iterator[Recording | BadRow]:
-    """The recordings of a file or data set folder, at most `limit`, and the bad rows; `raw`: continue all prompts as
+    """The recordings of a file or dataset folder, at most `limit`, and the bad rows; `raw`: continue all prompts as
     plain text. Raises BadInput for an unreadable file."""
     path = Path(path)
     if path.is_dir():

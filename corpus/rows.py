@@ -96,7 +96,7 @@ class ImportedRow:
 
 
 def row_id(line: int) -> str:
-    """A row's id in its data set."""
+    """A row's id in its dataset."""
     return f"line-{line:07d}"
 
 
@@ -283,7 +283,7 @@ def category_of(record: dict[str, Any]) -> str:
 
 
 def origin_of(record: dict[str, Any]) -> dict[str, Any]:
-    """The origin of a row: its own id and data set, if present."""
+    """The origin of a row: its own id and dataset, if present."""
     origin = {k: record[k] for k in ORIGIN_KEYS if isinstance(record.get(k), str | int) and is_filled(record[k])}
     return {k: value[:MAX_FIELD_CHARS] if isinstance(value, str) else value for k, value in origin.items()}
 

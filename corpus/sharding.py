@@ -1,4 +1,4 @@
-"""Sharded generation: split prompts into shards, store their answers, and assemble the data set from them.
+"""Sharded generation: split prompts into shards, store their answers, and assemble the dataset from them.
 
 A shard's key is a hash of its prompts and of everything its answers depend on. So generating a shard twice is
 idempotent, and existing shards are reused.
@@ -60,7 +60,7 @@ class ShardFolder:
             self.store.delete(name)
 
     def clear(self) -> None:
-        """Remove all shards, after they were copied to the data set."""
+        """Remove all shards, after they were copied to the dataset."""
         self.store.delete(self.prefix)
 
     def _file(self, key: str) -> str:
@@ -82,7 +82,7 @@ class ShardPart:
 
     @property
     def file(self) -> str:
-        """File name in the data set's folder."""
+        """File name in the dataset's folder."""
         return f"shard-{self.number:05d}-{self.key}.jsonl"
 
     def options(self, options: GenerateOptions) -> GenerateOptions:
@@ -133,7 +133,7 @@ def store_shard(
 
 
 def finished_reports(parts: Sequence[ShardPart], storage: ShardFolder, folder: Path) -> dict[str, dict[str, Any]]:
-    """{key: report} of the finished parts, in `storage` or, from an earlier assembly, in the data set's folder."""
+    """{key: report} of the finished parts, in `storage` or, from an earlier assembly, in the dataset's folder."""
     earlier = {entry["key"]: entry for entry in read_summary(folder).get("shards", [])}
     stored = {key: entry for key, entry in earlier.items() if (folder / entry["file"]).exists()}
     reports = {part.key: storage.report(part.key) or stored.get(part.key) for part in parts}
@@ -143,7 +143,7 @@ def finished_reports(parts: Sequence[ShardPart], storage: ShardFolder, folder: P
 def assemble(
     parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]], storage: ShardFolder, folder: Path
 ) -> list[ShardPart]:
-    """Copy finished parts to the data set's folder, with SHA256SUMS, and delete its other shards. Returns the parts
+    """Copy finished parts to the dataset's folder, with SHA256SUMS, and delete its other shards. Returns the parts
     whose file does not match the report's checksum: they were removed and must be generated again."""
     folder.mkdir(parents=True, exist_ok=True)
     damaged = [part for part in parts if part.key in reports and not _fetch(part, reports[part.key], storage, folder)]
@@ -157,7 +157,7 @@ def assemble(
 
 
 def add_unfinished(parts: Sequence[ShardPart], works: Mapping[str, Path], folder: Path) -> int:
-    """Add the finished rows of unfinished parts to the data set when a generation is stopped; returns their number."""
+    """Add the finished rows of unfinished parts to the dataset when a generation is stopped; returns their number."""
     checksums, count = {}, 0
     for part in (part for part in parts if part.key in works):
         lines: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The files of a data set folder: numbered JSONL shards, written atomically, their SHA256SUMS, and `dataset.json`.
+"""The files of a dataset folder: numbered JSONL shards, written atomically, their SHA256SUMS, and `dataset.json`.
 
 Rows may be written in any order; finished rows are identified by id, so an interrupted generation can continue.
 """
@@ -30,7 +30,7 @@ class ShardWriter:
     """Collects rows and writes a shard after `rows` rows or `seconds` since the last shard.
 
     A context manager: pending rows are written on exit, also after an error. Existing shards are kept, and rows with an
-    existing id are skipped. In an unfinished data set, shards with a wrong checksum are removed, so that their rows are
+    existing id are skipped. In an unfinished dataset, shards with a wrong checksum are removed, so that their rows are
     generated again.
     """
 
@@ -73,12 +73,12 @@ class ShardWriter:
 
 
 def shard_files(folder: str | Path) -> list[Path]:
-    """The shards of a data set, in order."""
+    """The shards of a dataset, in order."""
     return sorted(Path(folder).glob("shard-*.jsonl"))
 
 
 def read_rows(folder: str | Path, limit: int | None = None, first: int = 0) -> Iterator[dict[str, Any]]:
-    """At most `limit` rows of a data set from index `first` on; earlier ones are not parsed. Raises NotFound for a
+    """At most `limit` rows of a dataset from index `first` on; earlier ones are not parsed. Raises NotFound for a
     folder without shards, Damaged when checksums or counts do not match, BadInput for a broken line."""
     for line in islice(read_lines(folder), first, None if limit is None else first + limit):
         yield _parsed(*line)
@@ -88,7 +88,7 @@ def read_lines(folder: str | Path) -> Iterator[tuple[Path, int, bytes]]:
     """(shard, 1-based line, bytes) of all rows, in order. Raises NotFound and Damaged like `read_rows`."""
     files = shard_files(folder)
     if not files:
-        raise NotFound(f"{folder}: no data set here (no shard-*.jsonl).")
+        raise NotFound(f"{folder}: no dataset here (no shard-*.jsonl).")
     check_dataset(folder)
     for file in files:
         yield from _lines_of(file)
@@ -111,7 +111,7 @@ def write_summary(folder: str | Path, **values: Any) -> dict[str, Any]:
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
-    """The content of `dataset.json`, {} while the data set is unfinished."""
+    """The content of `dataset.json`, {} while the dataset is unfinished."""
     return read_json(Path(folder) / SUMMARY)
 
 
@@ -124,7 +124,7 @@ def _parsed(file: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         return json.loads(line)
     except ValueError:
-        raise BadInput(f"{file.name}, line {number}: broken; remove this data set and make it again.") from None
+        raise BadInput(f"{file.name}, line {number}: broken; remove this dataset and make it again.") from None
 
 
 def _undamaged_shards(folder: Path) -> dict[str, str]:

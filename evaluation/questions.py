@@ -1,4 +1,4 @@
-"""Question sets: the built-in one, suites, prompt files and data sets. Independent of models."""
+"""Question sets: the built-in one, suites, prompt files and datasets. Independent of models."""
 
 from collections.abc import Iterable
 from itertools import chain, zip_longest
@@ -23,7 +23,7 @@ def built_in(limit: int | None = None) -> list[dict[str, Any]]:
 def read_questions(
     path: str | Path, limit: int | None = None, reporter: Reporter | None = None
 ) -> list[dict[str, Any]]:
-    """At most `limit` rows with `messages` (user turns) from a prompt file or a data set folder: of a suite evenly from
+    """At most `limit` rows with `messages` (user turns) from a prompt file or a dataset folder: of a suite evenly from
     all categories, else the first ones.
 
     Bad rows are logged as warnings; raises BadInput when there is no good one.

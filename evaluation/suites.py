@@ -52,7 +52,7 @@ def import_suite(
     original_name: str = "",
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """Import `suite` from `path` into the data set folder `folder`; returns the report of
+    """Import `suite` from `path` into the dataset folder `folder`; returns the report of
     `corpus.importing.import_prompts`. Raises BadInput with file, line and field for a file in another format."""
     check_suite(suite)
     name = original_name or Path(path).name

@@ -1,4 +1,4 @@
-"""Integrity checks of bases and data sets against stored checksums and row counts. No torch."""
+"""Integrity checks of bases and datasets against stored checksums and row counts. No torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from models import identity
 from speculoos.checksums import ChecksumCache, file_sha256, find_changed_files
 from speculoos.errors import Damaged, SpeculoosError
 
-DATASET_HINT = "Make the data set again, or restore its files from a copy; `speculoos verify` checks all."
+DATASET_HINT = "Make the dataset again, or restore its files from a copy; `speculoos verify` checks all."
 BASE_HINT = "Restore the original files, or add the model again under another name; `speculoos verify` checks all."
 UNSAVED = ChecksumCache()  # in this process only, not in a file
 
@@ -54,8 +54,8 @@ def check_base(folder: str | Path, known: BaseChecksums, cache: ChecksumCache = 
 
 
 def dataset_problems(folder: str | Path, cache: ChecksumCache = UNSAVED, rows: int | None = None) -> dict[str, str]:
-    """{file: problem} of a data set, by the checksums of its shards and the row count in dataset.json, or `rows` when
-    dataset.json has none (stopped jobs). Data sets of earlier versions have no checksums; their rows are still counted.
+    """{file: problem} of a dataset, by the checksums of its shards and the row count in dataset.json, or `rows` when
+    dataset.json has none (stopped jobs). Datasets of earlier versions have no checksums; their rows are still counted.
     """
     folder = Path(folder)
     problems = find_changed_files(folder, cache)
@@ -73,7 +73,7 @@ def dataset_problems(folder: str | Path, cache: ChecksumCache = UNSAVED, rows: i
 
 
 def check_dataset(folder: str | Path) -> None:
-    """Raise Damaged naming the first file of the data set that changed."""
+    """Raise Damaged naming the first file of the dataset that changed."""
     for name, problem in dataset_problems(folder).items():
         raise Damaged(f"{Path(folder) / name} {problem}.", DATASET_HINT)
 

@@ -1,4 +1,4 @@
-"""Export a data set as JSONL in the formats `messages` and `conversations` (ShareGPT). No torch."""
+"""Export a dataset as JSONL in the formats `messages` and `conversations` (ShareGPT). No torch."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -17,21 +17,21 @@ CHUNK = 1 << 18
 
 
 def export_lines(folder: str | Path, form: str = "messages") -> Iterator[bytes]:
-    """Each row of the data set in `folder` as a line of JSON: `messages` has {role, content} turns, `conversations`
+    """Each row of the dataset in `folder` as a line of JSON: `messages` has {role, content} turns, `conversations`
     {from, value} turns. Reference answers follow the user messages they belong to. Raises BadInput for another form,
     NotFound for a folder without rows and Damaged for wrong checksums, all before the first line; BadInput for a line
     that is not JSON."""
     write = find_row_converter(form)
     shards = sorted(Path(folder).glob("shard-*.jsonl"))
     if not shards:
-        raise NotFound(f"{folder}: this data set has no rows (no shard-*.jsonl).")
+        raise NotFound(f"{folder}: this dataset has no rows (no shard-*.jsonl).")
     check_dataset(folder)
     return _lines(shards, write)
 
 
 def find_row_converter(form: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     if form not in ROW_CONVERTERS:
-        raise BadInput(f"Unknown data set format {form!r}; choose {' or '.join(ROW_CONVERTERS)}.")
+        raise BadInput(f"Unknown dataset format {form!r}; choose {' or '.join(ROW_CONVERTERS)}.")
     return ROW_CONVERTERS[form]
 
 
@@ -82,7 +82,7 @@ def _lines(shards: list[Path], write: Callable[[dict[str, Any]], dict[str, Any]]
                 try:
                     row = json.loads(line)
                 except ValueError:
-                    message = f"{shard.name}, line {number}: broken; remove this data set and make it again."
+                    message = f"{shard.name}, line {number}: broken; remove this dataset and make it again."
                     raise BadInput(message) from None
                 yield json.dumps(write(row), ensure_ascii=False).encode() + b"\n"
 

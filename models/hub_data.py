@@ -1,4 +1,4 @@
-"""Data sets on the Hugging Face hub: list the files to fetch, and fetch them one after the other. Only parquet, JSONL
+"""Datasets on the Hugging Face hub: list the files to fetch, and fetch them one after the other. Only parquet, JSONL
 and JSON files are fetched; no code is run."""
 
 import re
@@ -36,7 +36,7 @@ SHARD = re.compile(r"(^|[-_.])\d+(-of-\d+)?(-[0-9a-f]{6,})?$")
 MOST_FILES = 1000
 LISTED_PARTS = 12
 TIMEOUT, MAX_LISTING_BYTES = 15.0, 64 << 20  # seconds and bytes of the request for the file list
-NOUN = "data set"
+NOUN = "dataset"
 PREVIEW_BYTES, LARGEST_LOOK = 2 << 20, 16 << 20  # bytes fetched for a preview: of text files, of parquet files
 
 
@@ -65,7 +65,7 @@ class Location:
         """Also parses the URL of the hub page, and text without the prefix. Raises BadInput."""
         named, _, part = ADDRESS.sub(r"\1", text.strip()).removeprefix(PREFIX).partition(":")
         if part and not PART.fullmatch(part):
-            raise BadInput(f"{part[:80]!r} is not a part of a data set; expected a form like hub:owner/name:train.")
+            raise BadInput(f"{part[:80]!r} is not a part of a dataset; expected a form like hub:owner/name:train.")
         return cls(*parse_id(named), part)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ def look_up(location: Location, token: str = "") -> RepositoryListing:
 
 
 def look_up_file(repo: str, name: str, token: str = "") -> RepositoryListing:
-    """One file of a data set. Raises NotFound (data set or file) or Unavailable."""
+    """One file of a dataset. Raises NotFound (dataset or file) or Unavailable."""
 
     def select(files: Files) -> Files:
         if name not in files:

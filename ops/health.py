@@ -198,12 +198,12 @@ def _starter(settings: Settings) -> str:
 
 
 def _files(settings: Settings) -> str:
-    """Files of models, checkpoints and data sets; only changed files are hashed again."""
+    """Files of models, checkpoints and datasets; only changed files are hashed again."""
     findings = verify.check(settings, anew=False)
     if damaged := [one for one in findings if one.damage]:
         more = f" And {len(damaged) - 1} more." if len(damaged) > 1 else ""
         raise Unavailable(f"Damaged: {damaged[0].sentence()}{more}", "`speculoos verify` names every damaged file.")
-    return f"{len(findings)} models, checkpoints and data sets are undamaged (`speculoos verify` hashes all again)"
+    return f"{len(findings)} models, checkpoints and datasets are undamaged (`speculoos verify` hashes all again)"
 
 
 CHECKS: dict[str, Callable[[Settings], str]] = {

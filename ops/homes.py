@@ -25,7 +25,7 @@ def open_home(settings: Settings | None = None) -> Settings:
 
 
 def names(session: Session) -> dict[str, str]:
-    """Name of every base, data set and checkpoint by its id, for `workers.jobs.request.command_for`."""
+    """Name of every base, dataset and checkpoint by its id, for `workers.jobs.request.command_for`."""
     tables = (Base, Dataset, Checkpoint)
     return {row_id: name for table in tables for row_id, name in session.execute(select(table.id, table.name))}
 

@@ -94,7 +94,7 @@ def survey(settings: Settings) -> Survey:
 
 
 def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
-    """Files and folders of models, data sets, checkpoints and logs that belong to no row, and half-made ones whose job
+    """Files and folders of models, datasets, checkpoints and logs that belong to no row, and half-made ones whose job
     has ended, largest first; nothing that changed within a day."""
     before = ((at or now()) - YOUNG).timestamp()
     with db.reading(settings) as session:
@@ -256,7 +256,7 @@ def surveys_of(settings: Settings) -> Surveys:
 
 
 def rows_with_files(session: Session) -> Iterator[tuple[str, Any]]:
-    """(kind, row) of every model, data set and checkpoint."""
+    """(kind, row) of every model, dataset and checkpoint."""
     for table, kind in KINDS.items():
         for row in session.scalars(select(table).order_by(table.created_at)):
             yield kind, row

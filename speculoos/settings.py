@@ -122,7 +122,7 @@ class Settings:
     """All settings, created by `load()`. A field is read from the environment variable SPECULOOS_<FIELD NAME>, unless
     its comment names another. docs/settings.md says more."""
 
-    home: Path  # database, data sets, checkpoints and logs
+    home: Path  # database, datasets, checkpoints and logs
     database_url: str  # DATABASE_URL; default SQLite in the home folder
     redis_url: str  # REDIS_URL; default: the private socket of the embedded server
     store: StoreUrl = ""  # fsspec URL of the store for files shared by several machines

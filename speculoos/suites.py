@@ -7,7 +7,7 @@ BUILT_IN_SUITE_NAME, OWN_SUITE_NAME = "built_in", "own"
 
 @dataclass(frozen=True)
 class Suite:
-    """One suite. `form` describes its file; `hub` is (data set, file) on the Hub, or None."""
+    """One suite. `form` describes its file; `hub` is (dataset, file) on the Hub, or None."""
 
     name: str
     title: str

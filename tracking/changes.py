@@ -50,7 +50,7 @@ def dependents(session: Session, row: Any) -> list[str]:
         if isinstance(row, Job) and table in JOB_OUTPUT_TABLES:  # empty rows are deleted with their job
             query = query.where(~is_empty_failure(table))
         phrases += [phrase.format(name=r.name) for r in session.scalars(query)]
-    if isinstance(row, Dataset):  # not the first of several data sets
+    if isinstance(row, Dataset):  # not the first of several datasets
         named = session.scalars(select(Checkpoint).where(cast(Checkpoint.config, String).contains(row.id)))
         phrases += [f"the checkpoint “{r.name}” trained on it" for r in named if row.id in trained_on(r)[1:]]
     return phrases
@@ -85,17 +85,17 @@ def remove_files(paths: Sequence[Path | stored.RemoteFiles]) -> int:
 DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
     Base: [
         (Checkpoint, Checkpoint.base_id, "the checkpoint “{name}”"),
-        (Dataset, Dataset.base_id, "the data set “{name}” (its answers)"),
+        (Dataset, Dataset.base_id, "the dataset “{name}” (its answers)"),
         (Evaluation, Evaluation.base_id, "the evaluation “{name}”"),
     ],
     Dataset: [
-        (Dataset, Dataset.source_id, "the data set “{name}” generated from it"),
+        (Dataset, Dataset.source_id, "the dataset “{name}” generated from it"),
         (Checkpoint, Checkpoint.dataset_id, "the checkpoint “{name}” trained on it"),
     ],
     Checkpoint: [(Evaluation, Evaluation.checkpoint_id, "the evaluation “{name}”")],
     Job: [
         (Checkpoint, Checkpoint.job_id, "the checkpoint “{name}” (its log and charts)"),
-        (Dataset, Dataset.job_id, "the data set “{name}” (its log)"),
+        (Dataset, Dataset.job_id, "the dataset “{name}” (its log)"),
         (Evaluation, Evaluation.job_id, "the evaluation “{name}” (its log)"),
         (Base, Base.job_id, "the model “{name}” (its log)"),
         (Job, Job.after_id, ""),

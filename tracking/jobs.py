@@ -246,7 +246,7 @@ def _finish(
     ended = {"finished_at": now(), "eta_seconds": None, "progress_note": ""}
     if not update_job_and_version(session, job_id, where, state=state, **values, **ended):
         return False
-    # a data set of an earlier version that was being extended can still be used
+    # a dataset of an earlier version that was being extended can still be used
     extended = (Dataset.job_id == job_id, Dataset.state == "pending", Dataset.rows > 0)
     session.execute(update(Dataset).where(*extended).values(state="ready").execution_options(synchronize_session=False))
     _set_outputs(session, job_id, "pending", "failed")

@@ -12,7 +12,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Experiment, Table
 STARTER = "starter"  # source and name of the starter base model. The name always means the same weights.
 LONGEST = 120
 LONGEST_USER = 80
-KIND_NAMES = {"bases": "model", "datasets": "data set", "checkpoints": "checkpoint"}
+KIND_NAMES = {"bases": "model", "datasets": "dataset", "checkpoints": "checkpoint"}
 KIND_NAMES |= {"experiments": "experiment", "evaluations": "evaluation"}
 UNIQUE = (Base, Dataset, Checkpoint, Experiment)
 
@@ -55,7 +55,7 @@ def free_name(session: Session, table: type[Table], like: str, base_id: str = ""
 
 
 def is_empty_failure(table: Any) -> ColumnElement[bool]:
-    """Matches bases, data sets or checkpoints whose job failed or was cancelled before it stored any files. A retry of
+    """Matches bases, datasets or checkpoints whose job failed or was cancelled before it stored any files. A retry of
     the job fills them; until then lists leave them out and new rows may take their names."""
     empty = table.state == "failed", table.path == ""
     return and_(*empty, table.rows == 0) if table is Dataset else and_(*empty)

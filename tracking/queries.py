@@ -1,4 +1,4 @@
-"""Queries of bases, data sets, checkpoints, evaluations and experiments.
+"""Queries of bases, datasets, checkpoints, evaluations and experiments.
 
 A reference is a name or an id. A model's name is `base` or `base@checkpoint`.
 """
@@ -127,6 +127,6 @@ def _missing(session: Session, table: type[Table], reference: str) -> NotFound:
 
 
 def trained_on(checkpoint: Checkpoint) -> list[str]:
-    """Ids of the data sets a checkpoint was trained on, the primary one first."""
+    """Ids of the datasets a checkpoint was trained on, the primary one first."""
     more = (checkpoint.config or {}).get("more_dataset_ids") or ()
     return list(dict.fromkeys(row_id for row_id in (checkpoint.dataset_id, *more) if row_id))

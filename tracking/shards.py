@@ -1,5 +1,5 @@
 """Jobs divided into shards. A shard is a job that any worker of its queue claims, with the usual fences; the
-divided job is its parent. The files of a data set (corpus.shards) are also called shards: such a job writes one.
+divided job is its parent. The files of a dataset (corpus.shards) are also called shards: such a job writes one.
 
 While shards run, the parent is RUNNING without a worker, so that one worker is enough for both. After all shards
 have ended, it waits for a worker again (see tracking.jobs), which merges their results. Lists do not show shards;

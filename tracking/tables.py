@@ -61,7 +61,7 @@ class Named:
 
 
 class Experiment(Named, Table):
-    """A named group of jobs, data sets and checkpoints."""
+    """A named group of jobs, datasets and checkpoints."""
 
     __tablename__ = "experiments"
 
@@ -217,7 +217,7 @@ class Evaluation(Named, Table):
     # Columns for sorting and filtering, from the request and (once ready) the result. See tracking.evaluations.
     matrix_id: Mapped[str | None] = mapped_column(String(32), index=True)  # the matrix job whose cell this is
     suite: Mapped[str] = mapped_column(String(64), default="")  # speculoos.suites
-    questions: Mapped[str] = mapped_column(String(200), default="")  # the data set's name at submission
+    questions: Mapped[str] = mapped_column(String(200), default="")  # the dataset's name at submission
     temperature: Mapped[float] = mapped_column(Float, default=0.0)
     top_p: Mapped[float] = mapped_column(Float, default=1.0)
     tree: Mapped[str] = mapped_column(String(200), default="")  # as text; "" is the checkpoint's own

@@ -1,6 +1,6 @@
-"""Data set folder → conversations with loss masks → batches of similar length, in an order fixed by the seed.
+"""Dataset folder → conversations with loss masks → batches of similar length, in an order fixed by the seed.
 
-Works on data set files and token ids, without a model. Truncated, dropped and used rows are counted in DataStats.
+Works on dataset files and token ids, without a model. Truncated, dropped and used rows are counted in DataStats.
 """
 
 import hashlib

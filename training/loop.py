@@ -65,7 +65,7 @@ def train(
     states_location: StatesLocation | None = None,
     sharding: str = "none",
 ) -> TrainResult:
-    """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.
+    """Train a draft for the base at `base_path` on the dataset folder `dataset_path`, or on several together.
 
     Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder
     with resume points, such as the `out_dir` of an earlier attempt: the newest complete one is used; without any the

@@ -136,7 +136,7 @@ def tokenize_chunk(chunk: ShardChunk, tokenizer: Any, eos_ids: Iterable[int], fi
             with open(chunk.shard, "rb") as handle:
                 line_number = handle.read(offset).count(b"\n") + 1
             raise BadInput(
-                f"{chunk.shard} line {line_number}: broken JSON ({error}); generate or import the data set again."
+                f"{chunk.shard} line {line_number}: broken JSON ({error}); generate or import the dataset again."
             ) from None
         try:
             masked = mask_conversation(row, tokenizer, eos)

@@ -1,8 +1,8 @@
-"""Tokenize a data set's conversations once, with one process per core, and cache the result next to the data set.
+"""Tokenize a dataset's conversations once, with one process per core, and cache the result next to the dataset.
 
 The cache key consists of the shards' checksums and everything that affects tokenization
 (`training.token_files.token_cache_key`): all attempts, processes and bases with the same tokenization share the
-files, and only new shards are tokenized. Small data sets are tokenized in this process. Files of removed shards are
+files, and only new shards are tokenized. Small datasets are tokenized in this process. Files of removed shards are
 deleted.
 """
 
@@ -30,7 +30,7 @@ from speculoos.limited import ChildError, LimitedChild, LimitExceeded
 from speculoos.reporting import Reporter, SilentReporter, check_stop
 from training.token_files import ShardChunk, TokenFile, split_shard, token_cache_key, tokenize_chunk
 
-FOLDER = ".tokens"  # subfolder of the data set; the leading dot excludes it from backups
+FOLDER = ".tokens"  # subfolder of the dataset; the leading dot excludes it from backups
 CHILD_MODULE = "training.token_files"
 CHILD_MEMORY, CHUNK_SECONDS = 3 << 30, 3600.0  # limits of a child process, and of one chunk in it
 PARALLEL_BYTES = 4 << 20  # bytes of text from which on child processes are started
@@ -39,7 +39,7 @@ POLL_SECONDS = 0.5
 
 @dataclass
 class TokenizedDataset:
-    """The token files of a data set; `tokens` were made by this call, in `processes`."""
+    """The token files of a dataset; `tokens` were made by this call, in `processes`."""
 
     chunks: list[ShardChunk]
     folder: Path
@@ -61,13 +61,13 @@ def tokenize_dataset(
     reporter: Reporter | None = None,
     rows: int | None = None,
 ) -> TokenizedDataset:
-    """The tokens of data set `folder` (or of the chunks with its first `rows` rows), tokenizing what is not cached.
+    """The tokens of dataset `folder` (or of the chunks with its first `rows` rows), tokenizing what is not cached.
     Raises NotFound, Damaged, BadInput for a broken line, Unavailable when a tokenizer fails or exceeds its limits,
     Cancelled when the reporter requests a stop (finished chunks stay cached)."""
     folder, eos = Path(folder), sorted(eos_ids)
     shards = sorted(folder.glob("shard-*.jsonl"))
     if not shards:
-        raise NotFound(f"{folder} contains no data shards (shard-00000.jsonl); generate or import the data set again.")
+        raise NotFound(f"{folder} contains no data shards (shard-00000.jsonl); generate or import the dataset again.")
     check_dataset(folder)
     digests, key = read_checksums(folder), token_cache_key(tokenizer, eos)  # data of earlier versions has no digests
     all_chunks = [p for shard in shards for p in split_shard(shard, digests.get(shard.name) or file_sha256(shard))]
@@ -106,7 +106,7 @@ def _tokenize_missing(
             result.tokens += tokenize_chunk(chunk, tokenizer, eos, result.file(chunk))
     by = f"{result.processes} processes" if result.processes > 1 else "this process"
     seconds = time.monotonic() - started
-    reporter.log(f"Tokenized {result.tokens:,} tokens in {seconds:.1f} s ({by}); they are cached with the data set.")
+    reporter.log(f"Tokenized {result.tokens:,} tokens in {seconds:.1f} s ({by}); they are cached with the dataset.")
 
 
 def _tokenize_parallel(

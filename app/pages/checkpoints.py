@@ -115,14 +115,14 @@ def measure(settings: Settings, checkpoint_id: str) -> str:
 def replay(settings: Settings, checkpoint_id: str, dataset_id: str | None) -> str:
     def request(row: Checkpoint) -> ReplayRequest:
         if not dataset_id:
-            raise BadInput(f"{RECORDED}: choose a data set.")
+            raise BadInput(f"{RECORDED}: choose a dataset.")
         return ReplayRequest(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
 
     return queued(settings, checkpoint_id, request, "the draft on 50 recorded responses")
 
 
 def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
-    """(label, id) of the data sets with responses of the checkpoint's base."""
+    """(label, id) of the datasets with responses of the checkpoint's base."""
     rows = queries.datasets(session, "conversations", ready_only=True)
     return [(data_words(data), data.id) for data in rows if data.base_id == row.base_id]
 

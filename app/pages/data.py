@@ -1,4 +1,4 @@
-"""The Data page: imported prompts and generated conversations; `?id=` opens one data set."""
+"""The Data page: imported prompts and generated conversations; `?id=` opens one dataset."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -50,11 +50,11 @@ MAX_SEARCH_LENGTH = 200
 
 
 def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
-    """A page of the list of data sets under the filter of `list_query`."""
+    """A page of the list of datasets under the filter of `list_query`."""
     kind = SHOWN.get(list_query.filter)
     query = queries.listed(Dataset, *([Dataset.kind == kind] if kind else []))
     shown = page_of(session, filtered_query(query, list_query), offset)
-    listed = data_view.data_table(shown.rows, list_query.is_filtered, shown.words("data set"))
+    listed = data_view.data_table(shown.rows, list_query.is_filtered, shown.words("dataset"))
     return listed + pager("data", shown, list_query)
 
 
@@ -65,7 +65,7 @@ def hint(session: Session, query: Mapping[str, str]) -> str:
 
 
 def row_signature(session: Session, data_id: str) -> str:
-    """Changes with the data set; while it is pending, also with its job and the queue. Other changes do not refresh
+    """Changes with the dataset; while it is pending, also with its job and the queue. Other changes do not refresh
     the open page."""
     query = select(Dataset.name, Dataset.state, Dataset.rows, Dataset.note, Job.version, Job.state)
     row = session.execute(query.outerjoin(Job, Job.id == Dataset.job_id).where(Dataset.id == data_id)).one_or_none()
@@ -75,7 +75,7 @@ def row_signature(session: Session, data_id: str) -> str:
 
 
 SIGNATURE = signature_of(Dataset)
-DATA = Listing("data", Dataset, "data set", table, SIGNATURE, tuple(SHOWN), hint, row_signature=row_signature)
+DATA = Listing("data", Dataset, "dataset", table, SIGNATURE, tuple(SHOWN), hint, row_signature=row_signature)
 
 
 def build(settings: Settings) -> None:
@@ -93,11 +93,11 @@ def build(settings: Settings) -> None:
 
 
 class BuiltInSets:
-    """The included data sets, each with a button that adds it; open if there is no data set yet."""
+    """The included datasets, each with a button that adds it; open if there is no dataset yet."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Included data sets", elem_id="data-builtin") as box:
+        with closed_accordion("Included datasets", elem_id="data-builtin") as box:
             offers, buttons = [], []
             for name, built_in in BUILT_IN.items():
                 with gr.Row(elem_classes="sp-offer"):
@@ -109,7 +109,7 @@ class BuiltInSets:
             on_event_open(button.click, partial(self.add, name), None, message, target)
 
     def opened(self) -> list[Any]:
-        """Open the form if there is no data set; mark the sets that are already added."""
+        """Open the form if there is no dataset; mark the sets that are already added."""
         try:
             with reading(self.settings) as session:
                 added, has_data = added_sets(session), session.scalar(select(Dataset.id).limit(1))
@@ -137,7 +137,7 @@ def offer(built_in: BuiltIn, dataset_id: str = "") -> str:
 
 
 class DataPanel:
-    """Details of one data set: progress, counts, rows left out, first rows, and the forms that generate responses."""
+    """Details of one dataset: progress, counts, rows left out, first rows, and the forms that generate responses."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.head = live("dataset-head")
@@ -145,7 +145,7 @@ class DataPanel:
         self.facts = block(elem_id="dataset-facts")
         self.distributions = block(elem_id="dataset-distributions")
         self.bad = block(elem_id="dataset-bad")
-        self.manage = Manage(settings, Dataset, "data set", "dataset", chosen)
+        self.manage = Manage(settings, Dataset, "dataset", "dataset", chosen)
         section("Rows")
         self.rows = RowsBrowser(settings, chosen)
         figures = [self.head, self.facts, self.distributions, self.bad]
@@ -191,7 +191,7 @@ DOWNLOADS = (
 
 
 class RowsBrowser:
-    """The rows of a data set, with paging and search. `chosen` is the hidden text with its id; `live` is redrawn when
+    """The rows of a dataset, with paging and search. `chosen` is the hidden text with its id; `live` is redrawn when
     it changes."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
@@ -214,7 +214,7 @@ class RowsBrowser:
     @show_errors(gr.skip(), gr.skip(), gr.skip())
     def _shown(self, data_id: str, search: str, positions: Any) -> list[Any]:
         with reading(self.settings) as session:
-            return self.view(session, row(session, Dataset, "data set", data_id), search or "", positions)
+            return self.view(session, row(session, Dataset, "dataset", data_id), search or "", positions)
 
     def view(self, session: Session, data: Dataset, search: str = "", positions: Any = ()) -> list[Any]:
         """Values of `live`: the rows after the last of `positions` (the pages shown before), and the paging buttons."""

@@ -259,7 +259,7 @@ def _fields(row: Experiment, training: Training, tokens: float | None, home: Pat
         "state": training.job.state,
         "draft": training.checkpoint.name if training.checkpoint else "",
         "base": settings.pop("base"),
-        "data_set": settings.pop("data set"),
+        "data_set": settings.pop("dataset"),
         "method": settings.pop("method"),
         "steps": training.job.done,
         "seconds": job_view.seconds(training.job),

@@ -107,7 +107,7 @@ def add(settings: Settings, job_id: str, name: str) -> None:
 
 
 OUTPUTS: tuple[tuple[type, str, str], ...] = (
-    (Dataset, "data set", "data"),
+    (Dataset, "dataset", "data"),
     (Base, "model", "models"),
     (Checkpoint, "checkpoint", "checkpoints"),
 )

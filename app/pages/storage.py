@@ -25,7 +25,7 @@ from tracking.tables import Preference
 LEAD = "Disk usage and cleanup."
 MEASURING = "Measuring the files of the home folder …"
 POLL_SECONDS = 2.0
-KINDS = {"models": ("model", "models"), "datasets": ("data set", "data"), "checkpoints": ("checkpoint", "checkpoints")}
+KINDS = {"models": ("model", "models"), "datasets": ("dataset", "data"), "checkpoints": ("checkpoint", "checkpoints")}
 """Folder → name of one row, page."""
 SHOWN = 60
 """Maximum number of rows in the list; the pages of each kind show all."""
@@ -189,7 +189,7 @@ def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, 
     states = f"states of failed training runs {term(settings.keep_states_days)}"
     return {
         "models": ("Models", "/models", f"{number['models']}; kept until you delete them"),
-        "datasets": ("Data sets", "/data", f"{number['datasets']}; kept until you delete them"),
+        "datasets": ("Datasets", "/data", f"{number['datasets']}; kept until you delete them"),
         "checkpoints": ("Checkpoints", "/models/drafts", f"{number['checkpoints']}, with training states; {states}"),
         "logs": ("Log files", "/runs", logs),
         "uploads": ("Uploads", "/data", term(settings.keep_uploads_days)),
@@ -209,9 +209,9 @@ def term(days: int) -> str:
 
 
 def rows_table(survey: Survey) -> str:
-    """Table of models, data sets and checkpoints, largest first, with links to their pages."""
+    """Table of models, datasets and checkpoints, largest first, with links to their pages."""
     if not survey.things:
-        return empty_state("Nothing yet", "This list shows models, data sets and checkpoints with their sizes.")
+        return empty_state("Nothing yet", "This list shows models, datasets and checkpoints with their sizes.")
     rows = []
     for item in sorted(survey.things, key=lambda item: (item.outside, -item.bytes))[:SHOWN]:
         kind, page = KINDS[item.kind]

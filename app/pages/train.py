@@ -288,7 +288,7 @@ def request_of_job(session: Session, job_id: str) -> Train | None:
 
 
 def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
-    """Request from the URL; the base defaults to the one that generated the responses of the first data set."""
+    """Request from the URL; the base defaults to the one that generated the responses of the first dataset."""
     sets = [session.get(Dataset, row_id) for row_id in query.get("data", "").split(",") if row_id]
     first, *more = [data.id for data in sets if data] or [""]
     writer = sets[0].base_id if sets and sets[0] else ""
@@ -345,7 +345,7 @@ def review_box(session: Session, settings: Settings, submission: TrainSubmission
         raise BadInput("Base: this model was deleted; choose another.")
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
     if None in sets:
-        raise BadInput("Data: this data set was deleted; choose another.")
+        raise BadInput("Data: this dataset was deleted; choose another.")
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
     estimate = check_and_estimate(settings, request)

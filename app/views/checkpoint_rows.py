@@ -58,7 +58,7 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
 
 
 def names_of(session: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
-    """id → name of the base models and data sets of `checkpoints`."""
+    """id → name of the base models and datasets of `checkpoints`."""
     sources = ((Base, {c.base_id for c in checkpoints}), (Dataset, {c.dataset_id for c in checkpoints}))
     queries = (select(table.id, table.name).where(table.id.in_(ids - {None})) for table, ids in sources)
     return {row_id: name for query in queries for row_id, name in session.execute(query)}
@@ -236,12 +236,12 @@ def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
 
 
 def data_words(checkpoint: Checkpoint) -> str:
-    """Name of the data set in the checkpoint's config; "" if it has none."""
+    """Name of the dataset in the checkpoint's config; "" if it has none."""
     return str(checkpoint.config.get("data") or "")
 
 
 def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
-    """The data sets it was trained on that still exist."""
+    """The datasets it was trained on that still exist."""
     return [data for row_id in queries.trained_on(checkpoint) if (data := session.get(Dataset, row_id))]
 
 

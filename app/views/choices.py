@@ -1,4 +1,4 @@
-"""Choices of dropdowns as (label, id): base models, data sets, endpoints."""
+"""Choices of dropdowns as (label, id): base models, datasets, endpoints."""
 
 from sqlalchemy.orm import Session
 

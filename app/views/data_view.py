@@ -1,4 +1,4 @@
-"""HTML of data sets: the list, the facts, rows left out of an import, and rows with their loss mask."""
+"""HTML of datasets: the list, the facts, rows left out of an import, and rows with their loss mask."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from tracking.tables import Dataset, Job
 KINDS = {"prompts": "Prompts", "conversations": "Conversations"}
 STATES = {"pending": ("Being created", "info"), "failed": ("Failed", "bad"), "ready": ("Ready", "good")}
 SHOWN_BAD = 50
-COLUMNS = ["Data set", "Kind", "Rows", "State", "Created"]
+COLUMNS = ["Dataset", "Kind", "Rows", "State", "Created"]
 
 
 def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
@@ -27,9 +27,9 @@ def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
         kind, made = safe(KINDS.get(data.kind, data.kind)), row_note(ago(data.created_at))
         rows.append([name, kind, safe(count), state_badge(data), made])
     if rows:
-        return table(COLUMNS, rows, "Data sets", True, ("Rows",), count=count)
+        return table(COLUMNS, rows, "Datasets", True, ("Rows",), count=count)
     if filtered:
-        return empty_state("No matches", "No data set matches; use other search words, or choose “All”.")
+        return empty_state("No matches", "No dataset matches; use other search words, or choose “All”.")
     return empty_state(
         "No data yet", "Import prompts above, or add the included ones, then generate responses to train a draft on."
     )
@@ -51,7 +51,7 @@ def state(data: Dataset, job: Job | None, waits_for: str) -> str:
             return html
         return html + notice(AS_BEFORE, "warn") + banner(job) + job_line(job)
     if job is None:
-        return notice("This data set was not finished and its job was deleted; create it again.", "bad")
+        return notice("This dataset was not finished and its job was deleted; create it again.", "bad")
     return progress(job) + banner(job, waits_for) + job_line(job)
 
 

@@ -1,4 +1,4 @@
-"""Form of a data set's page that generates responses for a prompt set: model or endpoint, options, estimate, start."""
+"""Form of a dataset's page that generates responses for a prompt set: model or endpoint, options, estimate, start."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -71,7 +71,7 @@ class GenerateForm:
         self.fields[name] = setting_control(GenerateData.options()[name], elem_id(name), **options)
 
     def follow(self, shown: gr.HTML) -> None:
-        """Update the review when the facts of the data set change, e.g. when its rows become available."""
+        """Update the review when the facts of the dataset change, e.g. when its rows become available."""
         shown.change(self._review_again, self.form.inputs, self.form.review, **QUIET)
 
     def _review_again(self, name: str, data_id: str, who: str, *values: Any) -> Any:

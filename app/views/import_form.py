@@ -1,4 +1,4 @@
-"""Form that imports a file or a hub data set: source, what to keep, preview of rows and files."""
+"""Form that imports a file or a hub dataset: source, what to keep, preview of rows and files."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,15 +47,13 @@ FIELDS = {"prompt": "Column of the prompt", "answer": "Column of the response", 
 class ImportForm:
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Import a file, or a data set on the Hub", elem_id="data-import"):
+        with closed_accordion("Import a file, or a dataset on the Hub", elem_id="data-import"):
             block(tag("p", safe(f"Formats: {SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
             with gr.Row():
                 upload = upload_box(label="Upload a file", file_types=TYPES, elem_id="data-upload", height=230)
                 with gr.Column():
                     path = one_line("or a file on this server", "data-path", placeholder="/path/to/prompts.jsonl")
-                    hub = one_line(
-                        "or a data set on the Hub", "data-hub", placeholder="owner/name, or owner/name:train"
-                    )
+                    hub = one_line("or a dataset on the Hub", "data-hub", placeholder="owner/name, or owner/name:train")
                     with gr.Row():
                         name = one_line("Name (optional)", "data-new-name", max_length=200)
                         limit = gr.Textbox(label="Maximum rows", placeholder="all", elem_id="data-limit", min_width=110)
@@ -96,7 +94,7 @@ class ImportForm:
 
     @show_errors(*[gr.skip()] * (1 + len(FIELDS)), tone="warn")
     def first_rows(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> list[Any]:
-        """The first rows as the import would read them, and the columns of the file; for a hub data set, of its first
+        """The first rows as the import would read them, and the columns of the file; for a hub dataset, of its first
         file."""
         if kind == SUITE:
             return [notice(STRICT, "info"), gr.Row(visible=False), *[gr.skip()] * len(FIELDS)]

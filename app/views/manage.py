@@ -96,7 +96,7 @@ def confirmation_dialog(
     return confirmation, question, really
 
 
-KEPT_ROWS_NOTE = {Experiment: "Its jobs, data sets and checkpoints are kept."}
+KEPT_ROWS_NOTE = {Experiment: "Its jobs, datasets and checkpoints are kept."}
 """Table → what remains when a row is deleted."""
 LEAVE_IF_EMPTY = "(id) => { if (!id) history.replaceState({}, '', location.pathname); }"
 

@@ -110,7 +110,7 @@ def model_choices(session: Session) -> Choices:
 
 
 def suite_choices(session: Session) -> Choices:
-    """The built-in questions (once, even if they were added as a data set), imported suites, and every prompt set."""
+    """The built-in questions (once, even if they were added as a dataset), imported suites, and every prompt set."""
     sets = queries.datasets(session, "prompts", ready_only=True)
     options = [(words(data), data.id) for data in sets if suite_of(data) != BUILT_IN_SUITE]
     return [(suite_title(BUILT_IN_SUITE), BUILT_IN), *options]

@@ -143,7 +143,7 @@ def figures_table(session: Session, trainings: Sequence[Training], metrics: Metr
     drafts = [training.checkpoint for training in trainings]
     rows = [
         ("State", [_state(training) for training in trainings]),
-        ("Data set", [_data(training) for training in trainings]),
+        ("Dataset", [_data(training) for training in trainings]),
         ("Steps", [f"{training.job.done:,}" if training.job.done else DASH for training in trainings]),
         ("Tokens seen", [f"{tokens[row_id]:,.0f}" if tokens.get(row_id) else DASH for row_id in ids]),
         ("Time taken", [_time(training) for training in trainings]),
@@ -245,7 +245,7 @@ def settings_of(training: Training) -> Values:
             settings[key] = DEPENDS_ON_DATA
     return {
         "base": base.name if base else request.get("base_id", ""),
-        "data set": training.data if training.datasets else ", ".join(rows_of_trainings.dataset_ids(request)),
+        "dataset": training.data if training.datasets else ", ".join(rows_of_trainings.dataset_ids(request)),
         "method": METHODS[request["method"]].title if request.get("method") in METHODS else request.get("method", ""),
         "recipe": request.get("recipe") or "none",
         **settings,

@@ -27,8 +27,8 @@ from workers.jobs.requests import GenerateData, ImportAnswered, ImportPrompts
 from workers.jobs.transfers import FIELDS_HELP, HUB
 
 app = listed("Prompt sets and generated conversations.")
-Name = Annotated[str, typer.Option(help="Name of the new data set.")]
-Reference = Annotated[str, typer.Argument(help="Name or id of a data set.")]
+Name = Annotated[str, typer.Option(help="Name of the new dataset.")]
+Reference = Annotated[str, typer.Argument(help="Name or id of a dataset.")]
 SHOWN_BAD = 20
 
 
@@ -36,7 +36,7 @@ SHOWN_BAD = 20
 @request_options(ImportPrompts, "limit", "suite")
 def import_file(
     file: Annotated[
-        str, typer.Argument(help="JSONL, JSON, CSV or parquet file, or a data set on the Hub: hub:OWNER/NAME[:SPLIT].")
+        str, typer.Argument(help="JSONL, JSON, CSV or parquet file, or a dataset on the Hub: hub:OWNER/NAME[:SPLIT].")
     ] = "",
     name: Name = "",
     answered: Annotated[
@@ -45,7 +45,7 @@ def import_file(
     model: Annotated[str, typer.Option(help="Base model of the responses (or an equal one); with --answered.")] = "",
     columns: Annotated[list[str] | None, typer.Option("--field", help=FIELDS_HELP)] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the files of a data set on the Hub without downloading them.")
+        bool, typer.Option("--dry-run", help="List the files of a dataset on the Hub without downloading them.")
     ] = False,
     estimate: EstimateOnly = False,
     as_json: Json = False,
@@ -74,7 +74,7 @@ def import_file(
     if file.startswith(HUB):
         fields = _hub_fields(settings, file, as_json, dry_run)
     elif dry_run:
-        raise BadInput("--dry-run is for data sets on the Hub, hub:OWNER/NAME; a local file is not copied.")
+        raise BadInput("--dry-run is for datasets on the Hub, hub:OWNER/NAME; a local file is not copied.")
     elif suite and not file:
         fields = {"path": ""}
     elif not file or not path.is_file():
@@ -95,7 +95,7 @@ def import_file(
 
 
 def _hub_fields(settings: Settings, text: str, as_json: bool, dry_run: bool) -> dict[str, Any]:
-    """Request fields of a data set on the Hub; prints its files."""
+    """Request fields of a dataset on the Hub; prints its files."""
     location = Location.parse(text)
     listing = look_up(location, settings.hf_token)
     files = [{"name": name, "bytes": size} for name, (size, _) in listing.files.items()]
@@ -114,7 +114,7 @@ def add_builtin(
     name: Annotated[str, typer.Argument(help="quickstart-prompts or built-in-questions; empty: list them.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Add a data set that is included in the workbench, once: prompts for a first draft, or evaluation prompts."""
+    """Add a dataset that is included in the workbench, once: prompts for a first draft, or evaluation prompts."""
     from cli.follow import run_jobs
     from workers.jobs.submit import add_built_in
 
@@ -139,7 +139,7 @@ def add_builtin(
 @app.command()
 @request_options(GenerateData)
 def generate(
-    prompts: Annotated[str, typer.Option(help="Data set of prompts.")],
+    prompts: Annotated[str, typer.Option(help="Dataset of prompts.")],
     model: Annotated[
         str, typer.Option(help="Base model that generates; with --endpoint the model it serves, for exact token ids.")
     ] = "",
@@ -165,7 +165,7 @@ def generate(
 
 
 def _print_job(settings: Settings, job: Job, as_json: bool) -> None:
-    """The job with its data set, and its number of shards (1 if it is not divided) and finished shards."""
+    """The job with its dataset, and its number of shards (1 if it is not divided) and finished shards."""
     done = int(job.state == "SUCCEEDED")
     if job.shards:
         with reading(settings) as session:
@@ -177,7 +177,7 @@ def _print_job(settings: Settings, job: Job, as_json: bool) -> None:
 
 @app.command("list")
 def list_data(as_json: Json = False) -> None:
-    """Every data set, newest first."""
+    """Every dataset, newest first."""
     settings = open_home()
     with reading(settings) as session:
         datasets = [describe(settings, row.id) for row in queries.datasets(session)]
@@ -187,7 +187,7 @@ def list_data(as_json: Json = False) -> None:
 
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
-    """One data set: counts, bad rows, and the first conversation."""
+    """One dataset: counts, bad rows, and the first conversation."""
     result = describe(open_home(), reference)
     finish(result, as_json, _summary(result))
 
@@ -206,7 +206,7 @@ def export_data(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a data set as one JSONL file, which `data import` can read."""
+    """Write a dataset as one JSONL file, which `data import` can read."""
     data_export.find_row_converter(form)
     settings = open_home()
     with reading(settings) as session:
@@ -230,12 +230,12 @@ def remove(
     force: Annotated[bool, typer.Option("--force", help="Delete it even if other rows depend on it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a data set with its files."""
+    """Delete a dataset with its files."""
     remove_row(lambda session: queries.find_dataset(session, reference), force, as_json)
 
 
 def describe(settings, reference: str) -> dict:
-    """A data set as JSON: its row and the counts of its report."""
+    """A dataset as JSON: its row and the counts of its report."""
     with reading(settings) as session:
         row = columns(queries.find_dataset(session, reference))
     report = row.pop("report") or {}

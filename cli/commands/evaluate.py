@@ -28,7 +28,7 @@ def evaluate(
         str, typer.Option(help="Base model: a name, BASE@CHECKPOINT, or a folder; with --endpoint the model it serves.")
     ] = "",
     checkpoint: CheckpointOption = "",
-    questions: Annotated[str, typer.Option(help="Prompt file, or a data set's name; default the built-in set.")] = "",
+    questions: Annotated[str, typer.Option(help="Prompt file, or a dataset's name; default the built-in set.")] = "",
     draft: Draft = None,
     device: DeviceOption = "",
     estimate: EstimateOnly = False,
@@ -93,7 +93,7 @@ def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[s
 
 
 def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, Any]]:
-    """Prompts (rows with `messages`) from a file, a data set of this home, or the built-in set."""
+    """Prompts (rows with `messages`) from a file, a dataset of this home, or the built-in set."""
     from evaluation.questions import built_in, read_questions
 
     if not questions or questions == BUILT_IN_SUITE_NAME:

@@ -24,7 +24,7 @@ def plan(
     acceptance: Annotated[
         Path | None, typer.Option(help="Trace, or JSON of an evaluation, instead of measuring acceptance.")
     ] = None,
-    questions: Annotated[str, typer.Option(help="Prompt file, or a data set's name; default the built-in set.")] = "",
+    questions: Annotated[str, typer.Option(help="Prompt file, or a dataset's name; default the built-in set.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Measurements per cost.")] = 5,
     keep: Annotated[Path | None, typer.Option(help="File to write the measured costs to, for --machine.")] = None,
     device: DeviceOption = "",

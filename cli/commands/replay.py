@@ -35,7 +35,7 @@ PRINTED = (
 @app.command("run")
 @request_options(ReplayRequest, "show")
 def run_draft(
-    file: Annotated[Path, typer.Argument(help="Recorded responses: a file, or the folder or name of a data set.")],
+    file: Annotated[Path, typer.Argument(help="Recorded responses: a file, or the folder or name of a dataset.")],
     draft: Annotated[str, typer.Option(help="BASE@CHECKPOINT, the folder of a small model, or ngram.")],
     model: Annotated[str, typer.Option(help="Base model whose tokenizer encodes the responses; for ngram.")] = "",
     drafting: Annotated[
@@ -89,13 +89,13 @@ def run_draft(
 
 
 def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
-    """(path, name) of recorded responses: a file or folder, or a data set of this home. Raises BadInput."""
+    """(path, name) of recorded responses: a file or folder, or a dataset of this home. Raises BadInput."""
     if file.expanduser().exists():
         return file.expanduser(), file.name
     try:
         return dataset(settings, str(file))
     except NotFound:
-        raise BadInput(f"{file}: there is no file or data set with this name.") from None
+        raise BadInput(f"{file}: there is no file or dataset with this name.") from None
 
 
 def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, Any], device: str) -> Any:

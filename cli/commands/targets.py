@@ -1,4 +1,4 @@
-"""Models, checkpoints and data sets of commands: rows of this home, or folders on disk; deletes rows."""
+"""Models, checkpoints and datasets of commands: rows of this home, or folders on disk; deletes rows."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -94,7 +94,7 @@ def base_id(settings: Settings, reference: str) -> str:
 
 
 def dataset(settings: Settings, reference: str) -> tuple[Path, str]:
-    """(folder, name) of a data set. Raises NotFound, or Conflict if it is not ready."""
+    """(folder, name) of a dataset. Raises NotFound, or Conflict if it is not ready."""
     with reading(settings) as session:
         row = queries.find_dataset(session, reference)
         queries.must_be_ready(row)

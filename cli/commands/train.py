@@ -58,7 +58,7 @@ def settings_help(config: Any) -> Iterable[tuple[str, str]]:
 def train(
     what: Annotated[str, typer.Argument(help=f"Method ({', '.join(METHODS)}), or name or file of a recipe.")],
     model: Annotated[str, typer.Option(help="Base model of the draft.")],
-    data: Annotated[list[str], typer.Option(help="Data set of conversations; may be repeated.")],
+    data: Annotated[list[str], typer.Option(help="Dataset of conversations; may be repeated.")],
     name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
     experiment: Annotated[str, typer.Option(help="Experiment of the job; created if it does not exist.")] = "",
     settings: Annotated[list[str] | None, typer.Option("--set", help="Setting as key=value; may be repeated.")] = None,

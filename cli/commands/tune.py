@@ -17,7 +17,7 @@ from workers.jobs.requests import Tune
 @request_options(Tune)
 def tune(
     model: Annotated[str, typer.Argument(help="BASE@CHECKPOINT.")],
-    questions: Annotated[str, typer.Option(help="Name of a data set; default: the end of the built-in set.")] = "",
+    questions: Annotated[str, typer.Option(help="Name of a dataset; default: the end of the built-in set.")] = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
     **options: Any,

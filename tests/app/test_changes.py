@@ -39,7 +39,7 @@ def counted(settings: Settings) -> Iterator[list[str]]:
 
 
 def fill(settings: Settings, count: int) -> None:
-    """As many waiting jobs, each with a data set and a checkpoint that was measured; all of one experiment."""
+    """As many waiting jobs, each with a dataset and a checkpoint that was measured; all of one experiment."""
     with db.writing(settings) as session:
         if session.get(Base, "base") is None:
             session.add_all([Base(id="base", name="tiny", source="folder", location="/x", state="ready")])

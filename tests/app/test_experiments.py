@@ -116,7 +116,7 @@ def test_a_shard_is_no_job_of_its_own(filled: Settings) -> None:
 
 
 def test_deleting_leaves_the_jobs(filled: Settings) -> None:
-    assert "Its jobs, data sets and checkpoints are kept" in question(filled, Experiment, "experiment", "exp")
+    assert "Its jobs, datasets and checkpoints are kept" in question(filled, Experiment, "experiment", "exp")
     delete(filled, Experiment, "experiment", "exp")
     with db.reading(filled) as session:
         assert session.get(Experiment, "exp") is None and session.get_one(Job, "job-1").experiment_id is None

@@ -296,7 +296,7 @@ def test_cells_outlive_their_matrix_and_stay_cells(filled: Settings) -> None:
 
 
 def test_the_built_in_questions_have_one_name(home: Settings) -> None:
-    """Asked for as they are, or as the data set that the Data page makes of them."""
+    """Asked for as they are, or as the dataset that the Data page makes of them."""
     added, _ = add_built_in(builtin.QUESTIONS, settings=home)
     own = {"original_name": "mine.jsonl", "path": "/x/mine.jsonl"}
     with db.writing(home) as session:

@@ -1,4 +1,4 @@
-"""The first rows of a data set: masked where a job made a preview, plain where not, nothing where files are broken."""
+"""The first rows of a dataset: masked where a job made a preview, plain where not, nothing where files are broken."""
 
 import json
 import re

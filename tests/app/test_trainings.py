@@ -106,7 +106,7 @@ def test_a_training_on_several_sets_names_them_all(filled: Settings) -> None:
         job.request = {**job.request, "more_dataset_ids": ["more"]}
     made = drawn(filled, ids="one,two")
     differ = made["differ"].split("<details")[0]
-    assert "data set" in differ and "letters" in differ
+    assert "dataset" in differ and "letters" in differ
     with db.reading(filled) as session:
         assert [row.id for row in trainings.find(session, ["two"]).trainings[0].datasets] == ["data", "more"]
 

@@ -35,7 +35,7 @@ def job_is(page: Page, state: str) -> None:
 
 
 def head_is(page: Page, elem_id: str, state: str) -> None:
-    """Wait until the open model or data set is in a state."""
+    """Wait until the open model or dataset is in a state."""
     expect(page.locator(f'#{elem_id} [data-state="{state}"]')).to_be_visible(timeout=SLOW)
 
 
@@ -60,7 +60,7 @@ def upload(page: Page, path: Path) -> None:
 
 
 def import_prompts(page: Page, bench: Workbench, path: Path, name: str) -> str:
-    """Import a file by upload; returns the data set's id."""
+    """Import a file by upload; returns the dataset's id."""
     page.goto(f"{bench.url}/data")
     unfold(page, "Import a file")
     upload(page, path)

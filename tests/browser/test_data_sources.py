@@ -1,4 +1,4 @@
-"""A newcomer without a file: built-in sets are offered and added once, and a data set of the hub comes in by its id
+"""A newcomer without a file: built-in sets are offered and added once, and a dataset of the hub comes in by its id
 after its first rows were shown."""
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def bench(tmp_path: Path, hub: str, databases: Databases) -> Iterator[Workbench]:  # noqa: F811
-    """A home without a data set, whose pages and io worker reach the hub of the tests."""
+    """A home without a dataset, whose pages and io worker reach the hub of the tests."""
     reached = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
     made = make_workbench(tmp_path / "home", DATABASE_URL=databases.url(), **reached)
     try:
@@ -39,7 +39,7 @@ def test_a_newcomer_adds_what_comes_along_and_what_the_hub_has(bench: Workbench,
 
     page.goto(f"{bench.url}/data")
     expect(page.locator("#data-offer-built-in-questions")).to_contain_text("Added")
-    unfold(page, "Included data sets")
+    unfold(page, "Included datasets")
     add.click()
     expect(page.locator("#data-said-builtin")).to_contain_text("was added before")
 
@@ -47,7 +47,7 @@ def test_a_newcomer_adds_what_comes_along_and_what_the_hub_has(bench: Workbench,
     hub_box = box(page, "data-hub")
     hub_box.fill("tests/nowhere")
     page.locator("#data-first").click()
-    expect(page.locator("#data-said-import")).to_contain_text("There is no data set 'tests/nowhere' on the hub")
+    expect(page.locator("#data-said-import")).to_contain_text("There is no dataset 'tests/nowhere' on the hub")
     hub_box.fill("tests/chats")
     page.locator("#data-first").click()
     expect(page.locator("#data-first-rows")).to_contain_text("ask 1")

@@ -84,7 +84,7 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     page.get_by_role("button", name="Save name and note").click()
     expect(page.locator("#experiment-head .sp-note")).to_have_text("<i>longer</i> is better")
     page.get_by_role("button", name="Delete this experiment").click()
-    expect(page.locator("#experiment-question")).to_contain_text("Its jobs, data sets and checkpoints are kept.")
+    expect(page.locator("#experiment-question")).to_contain_text("Its jobs, datasets and checkpoints are kept.")
     page.get_by_role("button", name="Delete for good").click()
     page.wait_for_url("**/runs/experiments")
     expect(page.locator("#experiments-table")).not_to_contain_text("sizes")

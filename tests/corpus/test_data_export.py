@@ -1,4 +1,4 @@
-"""A data set of several shards leaves as one file, and that file comes in again as it was."""
+"""A dataset of several shards leaves as one file, and that file comes in again as it was."""
 
 import json
 from pathlib import Path

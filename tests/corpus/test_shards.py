@@ -1,4 +1,4 @@
-"""A data set whose files are not what was written is told before anything is made from it."""
+"""A dataset whose files are not what was written is told before anything is made from it."""
 
 import json
 from pathlib import Path

@@ -143,7 +143,7 @@ def cut(path: Path, chance: random.Random) -> Iterator[None]:
 
 
 def answers(bench: Bench, base_id: str, folder: Path) -> tuple[str, Path]:
-    """A data set that was generated as any is, and its shard."""
+    """A dataset that was generated as any is, and its shard."""
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"Tell me about number {n} and foxes."}) + "\n" for n in range(24)))
     prompts = submit(ImportPrompts(path=str(file)), name="prompts", settings=bench.settings)

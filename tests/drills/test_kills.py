@@ -113,7 +113,7 @@ def order_import(up: Up, folder: Path, number: int) -> Job:
 
 
 def check_imports(up: Up, imports: list[Job]) -> tuple[int, int]:
-    """(how many did not end well, how many left other than one data set with a dozen rows)."""
+    """(how many did not end well, how many left other than one dataset with a dozen rows)."""
 
     def open_ones() -> list[str]:
         with db.reading(up.settings) as session:

@@ -2,7 +2,7 @@
 
 tests/tiny is the model; tests/gated wants a token; tests/pickles shows what is no safetensors, tests/others has
 neither; tests/damaged lies about a hash.
-Data sets: tests/chats (two shards of JSONL, a test split, code), tests/tables (parquet), tests/private (wants a token),
+Datasets: tests/chats (two shards of JSONL, a test split, code), tests/tables (parquet), tests/private (wants a token),
 tests/long (6 MB of JSONL),
 tests/scripts (code only), tests/parts (two sets of splits), tests/torn (lies about a hash), tests/strange (no list),
 slow/drip and slow/silent (never end), ill/torn, ill/deep, ill/huge and ill/down (no list); of the suites, MT-Bench at
@@ -48,7 +48,7 @@ def parquet(*numbers: int) -> bytes:
 
 @cache
 def data_sets() -> dict[str, dict[str, bytes]]:
-    """{data set: {file: its bytes}}."""
+    """{dataset: {file: its bytes}}."""
     chats = {"data/train-00000-of-00002.jsonl": jsonl(1, 2, 3), "data/train-00001-of-00002.jsonl": jsonl(4, 5)}
     chats |= {"data/test-00000-of-00001.jsonl": jsonl(6), "chats.py": CODE, "README.md": b"# chats"}
     tables = {"data/train-00000-of-00001-0a1b2c3d4e5f6071.parquet": parquet(1, 2), "dataset_infos.json": b"{}"}
@@ -70,7 +70,7 @@ def data_sets() -> dict[str, dict[str, bytes]]:
 
 
 def entries(name: str) -> list[dict]:
-    """What the hub tells of a data set's files; large ones have their sha256."""
+    """What the hub tells of a dataset's files; large ones have their sha256."""
     made = []
     for file, content in data_sets()[name].items():
         entry = {"rfilename": file, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}

@@ -1,4 +1,4 @@
-"""Data sets on the hub: which files are taken, what is said where none can be, and fetching them one by one.
+"""Datasets on the hub: which files are taken, what is said where none can be, and fetching them one by one.
 
 Against tests/models/hub_server.py, in processes of their own: the hub's library reads its address at import.
 """
@@ -103,14 +103,14 @@ def test_files_are_fetched_when_they_are_asked_for_and_kept_for_the_next_call(
 
 def test_a_private_set_opens_with_the_token(client: HubClient, tmp_path: Path) -> None:
     refused = fetched(client, "hub:tests/private", tmp_path / "a", token="hf_wrong")
-    assert "no data set 'tests/private'" in refused["says"] and "HF_TOKEN" in refused["says"]
+    assert "no dataset 'tests/private'" in refused["says"] and "HF_TOKEN" in refused["says"]
     assert fetched(client, "hub:tests/private", tmp_path / "a", token="hf_right")["files"] == ["rows.jsonl"]
 
 
 @pytest.mark.parametrize(
     ("location", "error", "says"),
     [
-        ("hub:tests/nowhere", "NotFound", "no data set 'tests/nowhere'"),
+        ("hub:tests/nowhere", "NotFound", "no dataset 'tests/nowhere'"),
         ("hub:tests/scripts", "Unsupported", "dataset scripts are never run"),
         ("hub:tests/chats:dev", "BadInput", "no part 'dev'; there are test, train"),
         ("hub:tests/parts", "BadInput", "several parts, easy/test, easy/train, hard/test, hard/train; choose one"),

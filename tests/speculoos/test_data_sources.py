@@ -75,7 +75,7 @@ def test_a_set_of_the_hub_comes_in_after_its_files_were_listed(
         (["data", "import", "hub:tests/chats"], "not used while HF_HUB_OFFLINE is set"),
         (["data", "import", "hub:tests"], "not used while HF_HUB_OFFLINE is set"),
         (["data", "import", "hub:a/b/c"], "not a hub id"),
-        (["data", "import", "x.jsonl", "--dry-run"], "--dry-run is for data sets on the Hub"),
+        (["data", "import", "x.jsonl", "--dry-run"], "--dry-run is for datasets on the Hub"),
         (["data", "import", "/nowhere.jsonl"], "there is no such file"),
         (["data", "add-builtin", "nothing"], "There is no built-in set 'nothing'; the sets are quickstart-prompts and"),
     ],

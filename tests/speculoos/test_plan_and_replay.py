@@ -112,7 +112,7 @@ def test_answers_of_another_machine_come_from_the_store(home: Settings, tmp_path
         (["plan", "tiny", "--batches", "1,x"], "Batch sizes: expected"),
         (["plan", "tiny", "--machine", "/nowhere.json"], "cannot be read"),
         (["plan", "nothing"], "There is no model 'nothing'"),
-        (["replay", "run", "/nowhere.jsonl", "--draft", "ngram"], "there is no file or data set"),
+        (["replay", "run", "/nowhere.jsonl", "--draft", "ngram"], "there is no file or dataset"),
         (["replay", "run", "{file}", "--draft", "ngram"], "--model"),
         (["replay", "run", "{file}", "--draft", "tiny"], "BASE@CHECKPOINT"),
         (["replay", "run", "{file}", "--draft", "ngram", "--model", "tiny", "--set", "tree=[[0]]"], "--set tree"),

@@ -32,7 +32,7 @@ def add_base(settings: Settings, folder: Path, name: str = "tiny") -> str:
 def add_answers(
     settings: Settings, base_id: str | None, name: str = "answers", rows: int = 40, length: int = 48
 ) -> str:
-    """A ready data set of conversations with random token ids (enough to train on, nothing to learn)."""
+    """A ready dataset of conversations with random token ids (enough to train on, nothing to learn)."""
     data_id = new_id()
     folder = write_answers(settings.home / "datasets" / data_id, rows, length)
     with writing(settings) as session:
@@ -43,7 +43,7 @@ def add_answers(
 
 
 def write_answers(folder: Path, rows: int, length: int) -> Path:
-    """A data set folder of `rows` conversations with `length` random token ids each; returns it."""
+    """A dataset folder of `rows` conversations with `length` random token ids each; returns it."""
     folder.mkdir(parents=True)
     draw = random.Random(0)
     lines = [_row(draw, number, length) for number in range(rows)]

@@ -85,7 +85,7 @@ def test_evaluations_of_earlier_versions_get_their_columns(database: Settings) -
 
 
 def test_the_built_in_questions_of_earlier_rows_have_the_name_of_new_ones(database: Settings) -> None:
-    """Those that were asked as a data set are known by what its import read, or, where it is gone, by its name."""
+    """Those that were asked as a dataset are known by what its import read, or, where it is gone, by its name."""
     name, new = builtin.QUESTIONS, (BUILT_IN_SUITE_NAME, suite_title(BUILT_IN_SUITE_NAME))
     request = builtin.find_built_in(name).request().to_json()
     old = {"original_name": f"{name}.jsonl", "path": "/a/clone/evaluation/questions.jsonl"}

@@ -77,7 +77,7 @@ def test_made_up_names_are_free_and_allowed(database: Settings, things: dict[str
         assert names.free_name(session, Dataset, "new one") == "new one"
         assert names.free_name(session, Checkpoint, "heads", things["one"]) == "heads-2"
         assert names.free_name(session, Dataset, "we@ird\n") == "we-ird"
-        with pytest.raises(Conflict, match="data set named 'prompts'"):
+        with pytest.raises(Conflict, match="dataset named 'prompts'"):
             names.check_free_name(session, Dataset, "prompts")
 
 
@@ -102,7 +102,7 @@ def test_deletion_says_what_depends_on_it_and_force_takes_it_along(database: Set
     (half / "model.safetensors").write_bytes(b"x" * 10)
     with pytest.raises(Conflict) as caught, db.writing(database) as session:
         changes.delete(session, database, session.get_one(Base, things["one"]))
-    assert "the checkpoint “heads”" in str(caught.value) and "the data set “answers”" in str(caught.value)
+    assert "the checkpoint “heads”" in str(caught.value) and "the dataset “answers”" in str(caught.value)
     with db.writing(database) as session:
         paths = changes.delete(session, database, session.get_one(Base, things["one"]), force=True)
     assert changes.remove_files(paths) == 110 and not folder.parent.exists() and not half.exists()

@@ -1,4 +1,4 @@
-"""A tiny base's own greedy answers as a data set folder."""
+"""A tiny base's own greedy answers as a dataset folder."""
 
 import json
 from pathlib import Path

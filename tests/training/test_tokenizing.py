@@ -1,4 +1,4 @@
-"""Tokens of a data set are made once, by several processes, and read ever after."""
+"""Tokens of a dataset are made once, by several processes, and read ever after."""
 
 import json
 import shutil

@@ -109,7 +109,7 @@ def check_whole(bench: Bench, job: Job, count: int) -> None:
 
 
 def sums(bench: Bench, job: Job) -> list[tuple[str, str]]:
-    """(name, sha256) of the data set's files of rows."""
+    """(name, sha256) of the dataset's files of rows."""
     files = shard_files(dataset(bench, job).path)
     return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 

@@ -53,7 +53,7 @@ def _heads(settings: Settings, base: Any, row: Base, number: int) -> Checkpoint:
 
 
 def add_suites(bench: Bench, names: Sequence[str], questions: int) -> list[str]:
-    """Suites in their own forms, imported by workers; ids of the data sets."""
+    """Suites in their own forms, imported by workers; ids of the datasets."""
     made = []
     for name in names:
         file = bench.settings.home / f"{name}.jsonl"

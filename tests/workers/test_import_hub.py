@@ -1,4 +1,4 @@
-"""A data set of the hub comes in by a job: its files are fetched, read one after the other and removed, and the token
+"""A dataset of the hub comes in by a job: its files are fetched, read one after the other and removed, and the token
 stays where it was."""
 
 import json
@@ -94,7 +94,7 @@ def test_a_set_that_cannot_be_read_fails_in_a_sentence(connected: Bench) -> None
     job, data = imported(connected, prompts("tests/scripts"), "FAILED")
     assert "never run" in job.error and data.state == "failed"
     job, data = imported(connected, prompts("tests/nowhere"), "FAILED")
-    assert "no data set 'tests/nowhere'" in job.error
+    assert "no dataset 'tests/nowhere'" in job.error
     assert folders(connected) == before
 
 

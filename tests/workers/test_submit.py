@@ -143,7 +143,7 @@ def test_a_training_waits_for_one_of_its_sets_and_no_more(away: Settings, ready:
     ("change", "error", "words"),
     [
         ({"base_id": "f" * 32}, NotFound, "model"),
-        ({"dataset_id": "f" * 32}, NotFound, "data set"),
+        ({"dataset_id": "f" * 32}, NotFound, "dataset"),
         ({"settings": {"lr": "fast"}}, BadInput, "lr"),
         ({"settings": {"speed": 3}}, BadInput, "speed"),
         ({"method": "magic"}, BadInput, "method"),

@@ -20,7 +20,7 @@ from workers.timing import JobTiming
 
 
 def run(home: Settings, request: ImportPrompts) -> Dataset:
-    """Submit, claim and do the job, as a worker would; the data set's row."""
+    """Submit, claim and do the job, as a worker would; the dataset's row."""
     job = submit(request, settings=home)
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)

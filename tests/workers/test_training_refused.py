@@ -73,7 +73,7 @@ def test_data_of_another_tokenizer(workbench: Bench, tiny_base: Path, tmp_path: 
     other = make_tiny_base(tmp_path / "other")
     tiny_tokenizer(300).save_pretrained(other)
     base_id = add_base(workbench.settings, other, "other")
-    with pytest.raises(BadInput, match="The data set “hers” was tokenized with another tokenizer than that of “other”"):
+    with pytest.raises(BadInput, match="The dataset “hers” was tokenized with another tokenizer than that of “other”"):
         train(workbench.settings, base_id, data_id)
     with db.reading(workbench.settings) as session:
         assert session.scalar(select(func.count()).select_from(Checkpoint)) == 0, "a refused training left a row"
@@ -87,7 +87,7 @@ def test_data_and_bases_that_are_damaged(workbench: Bench, tiny_base: Path, tmp_
     whole = shard.read_text()
     shard.write_text("".join(whole.splitlines(keepends=True)[:10]))
     said = shown(workbench, train(workbench.settings, base_id, data_id))
-    assert "dataset.json counts 60 rows, the shards hold 10. Make the data set again" in said
+    assert "dataset.json counts 60 rows, the shards hold 10. Make the dataset again" in said
     shard.write_text(whole)
     flip(folder / "model.safetensors")
     said = shown(workbench, train(workbench.settings, base_id, data_id))

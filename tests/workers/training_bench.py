@@ -1,4 +1,4 @@
-"""What the training drills share: a small data set, a training job on a tiny base, and a watch over its processes."""
+"""What the training drills share: a small dataset, a training job on a tiny base, and a watch over its processes."""
 
 import json
 import os

@@ -18,7 +18,7 @@ PROMPTS, QUESTIONS = "quickstart-prompts", "built-in-questions"
 
 
 class BuiltIn(NamedTuple):
-    """A file of the repository that can be added as a data set."""
+    """A file of the repository that can be added as a dataset."""
 
     name: str
     title: str
@@ -73,7 +73,7 @@ def built_in_of(config: Mapping[str, Any] | None) -> str:
 
 
 def added_sets(session: Session) -> dict[str, str]:
-    """{name: data set's id} of the built-in sets that were added, under any name, and did not fail."""
+    """{name: dataset's id} of the built-in sets that were added, under any name, and did not fail."""
     columns = select(Dataset.id, Dataset.config).where(Dataset.kind == "prompts", Dataset.state != "failed")
     newest_first = session.execute(columns.order_by(Dataset.created_at.desc()))
     return {name: row_id for row_id, config in newest_first if (name := built_in_of(config))}

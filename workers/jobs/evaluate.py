@@ -37,7 +37,7 @@ SEED_HELP = "Seed of sampling."
 
 
 class Measurement(Request):
-    """Base class of these kinds: a base with or without a checkpoint, and a data set ("" for built-in questions)."""
+    """Base class of these kinds: a base with or without a checkpoint, and a dataset ("" for built-in questions)."""
 
     rate: ClassVar[Rate] = Rate(share=1.0, unit="bytes_read")
 
@@ -55,7 +55,7 @@ class Measurement(Request):
 
 
 class Evaluate(Measurement):
-    """Evaluation on the questions of a data set, or on the built-in ones if `dataset_id` is empty. With `endpoint` that
+    """Evaluation on the questions of a dataset, or on the built-in ones if `dataset_id` is empty. With `endpoint` that
     server is measured; `base_id` and `checkpoint_id` are the models it serves, if known."""
 
     kind: ClassVar[str] = "evaluate"
@@ -179,7 +179,7 @@ class PlanRequest(Measurement):
 
 
 class ReplayRequest(Measurement):
-    """At most `limit` recorded responses of data set `dataset_id`; the first `show` are stored as chats."""
+    """At most `limit` recorded responses of dataset `dataset_id`; the first `show` are stored as chats."""
 
     kind: ClassVar[str] = "replay"
     title: ClassVar[str] = "Replay"
@@ -255,7 +255,7 @@ def check_sampling(temperatures: Sequence[float], top_ps: Sequence[float], dtype
 
 
 def suite_of(data: Dataset | None) -> str:
-    """Name of a question set on the leaderboard; the same for the built-in questions and their data set."""
+    """Name of a question set on the leaderboard; the same for the built-in questions and their dataset."""
     if data is None or built_in_of(data.config) == QUESTIONS:
         return BUILT_IN_SUITE_NAME
     return (data.config or {}).get("suite") or OWN_SUITE_NAME

@@ -29,7 +29,7 @@ MAX_COMBINATIONS = 50 * MAX_CELLS
 
 
 class Matrix(Request):
-    """`models` are {"base_id", "checkpoint_id"}, `suites` ids of data sets ("" for the built-in questions), `drafting`
+    """`models` are {"base_id", "checkpoint_id"}, `suites` ids of datasets ("" for the built-in questions), `drafting`
     options of drafters ({} for the checkpoint's own tree)."""
 
     kind: ClassVar[str] = "matrix"
@@ -121,7 +121,7 @@ def setting_words(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def suite_name(session: Session, dataset_id: str) -> str:
-    """Title of the suite, or name of another data set. Raises NotFound."""
+    """Title of the suite, or name of another dataset. Raises NotFound."""
     if not dataset_id:
         return suite_title(BUILT_IN_SUITE_NAME)
     data = session.get(Dataset, dataset_id)

@@ -35,7 +35,7 @@ def turns(data: Dataset) -> float:
 
 
 def expected_rows(session: Session, data: Dataset) -> int:
-    """Rows of a data set; while it is being generated the number of its prompts; 0 if unknown."""
+    """Rows of a dataset; while it is being generated the number of its prompts; 0 if unknown."""
     if data.rows or not data.source_id:
         return data.rows
     source = session.get(Dataset, data.source_id)
@@ -43,7 +43,7 @@ def expected_rows(session: Session, data: Dataset) -> int:
 
 
 def questions(session: Session, dataset_id: str, limit: int) -> int:
-    """Questions of an evaluation: rows of the data set, at most `limit`; `limit` if the rows are not counted yet."""
+    """Questions of an evaluation: rows of the dataset, at most `limit`; `limit` if the rows are not counted yet."""
     data = session.get(Dataset, dataset_id) if dataset_id else None
     return min(limit, expected_rows(session, data) if data else 0) or limit
 

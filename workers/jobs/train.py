@@ -31,7 +31,7 @@ TUNING_QUESTIONS = 6
 
 
 class Train(Request):
-    """Trains `train_config(method, **settings)` on data set `dataset_id` and `more_dataset_ids`."""
+    """Trains `train_config(method, **settings)` on dataset `dataset_id` and `more_dataset_ids`."""
 
     kind: ClassVar[str] = "train"
     title: ClassVar[str] = "Train draft"
@@ -57,7 +57,7 @@ class Train(Request):
 
     @property
     def dataset_ids(self) -> list[str]:
-        """All data sets, without duplicates."""
+        """All datasets, without duplicates."""
         return list(dict.fromkeys([self.dataset_id, *self.more_dataset_ids]))
 
     @property
@@ -103,7 +103,7 @@ class Train(Request):
         if len(jobs) > 1:
             names = ", ".join(f"“{session.get_one(Job, job_id).name}”" for job_id in jobs)
             raise Conflict(
-                f"Several of these data sets are still being created ({names}); wait until all but one are ready."
+                f"Several of these datasets are still being created ({names}); wait until all but one are ready."
             )
 
     def default_name(self, session: Session) -> str:
@@ -199,7 +199,7 @@ def require_method(base: Base, method: str) -> None:
 
 
 def require_tokenizer(base: Base, data: Dataset) -> None:
-    """Raises BadInput if the data set's token ids are from another tokenizer than the base's. Data sets without token
+    """Raises BadInput if the dataset's token ids are from another tokenizer than the base's. Datasets without token
     ids are tokenized again. Files on another machine are checked when the training begins
     (`training.batches.load_conversations`)."""
     folder = Path(data.path)
@@ -211,7 +211,7 @@ def require_tokenizer(base: Base, data: Dataset) -> None:
         return
     if has_ids and tokenizer_sha256 and base.tokenizer_sha256 and tokenizer_sha256 != base.tokenizer_sha256:
         raise BadInput(
-            f"The data set “{data.name}” was tokenized with another tokenizer than that of “{base.name}”.",
+            f"The dataset “{data.name}” was tokenized with another tokenizer than that of “{base.name}”.",
             "Generate the data with this base model, or train a draft for the base model of the data.",
         )
 

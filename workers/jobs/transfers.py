@@ -18,7 +18,7 @@ from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import Operand, changed_options, option, pairs
 
 HUB = "hub:"  # prefix of the `path` of an import from the Hub: `hub:OWNER/NAME[@REVISION][:PART]`
-BUILT_IN_PREFIX = "builtin:"  # prefix of the `path` of an included data set: `builtin:NAME`
+BUILT_IN_PREFIX = "builtin:"  # prefix of the `path` of an included dataset: `builtin:NAME`
 LIMIT_HELP = "Import only the first rows."
 FIELDS_HELP = "Column of a field, as prompt=COLUMN, answer=COLUMN or messages=COLUMN; may be repeated."
 NO_PATH = ("hub", "starter")  # sources whose location is not a path
@@ -137,7 +137,7 @@ class ImportDraft(FileRequest):
 
 
 class ImportFile(FileRequest):
-    """`path` is a file of this home, a data set on the Hub (`hub:…`), or an included one (`builtin:…`)."""
+    """`path` is a file of this home, a dataset on the Hub (`hub:…`), or an included one (`builtin:…`)."""
 
     output: ClassVar = ("dataset_id", Dataset)
 

@@ -27,7 +27,7 @@ PROMPTS += [{"turns": [f"count to {number}", "and on"]} for number in range(6)]
 
 @pytest.fixture(scope="module")
 def made(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the data set `answers` and the store `kept`."""
+    """A folder with the dataset `answers` and the store `kept`."""
     folder = tmp_path_factory.mktemp("generated")
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
     import_prompts(folder / "in.jsonl", folder / "prompts", SilentReporter())

@@ -38,19 +38,19 @@ from workers.jobs.sizes import PROMPT_TOKENS
 
 Reports = Mapping[str, Mapping[str, Any]]
 PREVIEW_ROWS = 20
-PARTS = "parts"  # subfolder of a data set with shards that have not been merged yet
+PARTS = "parts"  # subfolder of a dataset with shards that have not been merged yet
 MAX_SHARDS = 10_000  # maximum number of shards; each is a row and a square on the job's page
 
 
 def run(request: GenerateData, context: JobContext) -> dict[str, Any] | ShardPlan:
-    """Generate the missing answers and fill the data set's row. Finished rows can be used after a cancel."""
+    """Generate the missing answers and fill the dataset's row. Finished rows can be used after a cancel."""
     if isinstance(request, GenerateShard):
         return _run_shard(request, context)
     source = context.input_with_files(Dataset, request.source_id).path
     with db.reading(context.settings) as session:
         row = session.get(Dataset, request.dataset_id)
     if row and row.state == "pending" and row.rows:
-        raise BadInput("Data sets can no longer be extended.", "Generate responses to all prompts as a new data set.")
+        raise BadInput("Datasets can no longer be extended.", "Generate responses to all prompts as a new dataset.")
     folder, options = context.dataset_folder(request.dataset_id), _options(request)
     context.files.download_output(Dataset, request.dataset_id, folder)
     if request.max_minutes is None and count_answers(source, options) > (request.shard_rows or SHARD_ROWS):
@@ -182,7 +182,7 @@ def _update_dataset_row(request: GenerateData, context: JobContext, rows: int, r
 
 
 def write_preview(context: JobContext, folder: Path, base_path: str) -> None:
-    """Write `preview.json` in a data set folder: the tokens of the first conversations with their loss mask, as the web
+    """Write `preview.json` in a dataset folder: the tokens of the first conversations with their loss mask, as the web
     server has no tokenizer. An error is logged and does not fail the job."""
     from training.tokenizing import preview
 

@@ -1,4 +1,4 @@
-"""Jobs `import_prompts` and `import_answered`: import a file of prompts, a suite, or conversations as a data set."""
+"""Jobs `import_prompts` and `import_answered`: import a file of prompts, a suite, or conversations as a dataset."""
 
 import shutil
 import tempfile
@@ -38,7 +38,7 @@ class InputFile:
 
 
 def run(request: ImportPrompts | ImportAnswered, context: JobContext) -> dict[str, Any]:
-    """Read the file into the data set's folder, fill its row and delete an upload; returns the counts."""
+    """Read the file into the dataset's folder, fill its row and delete an upload; returns the counts."""
     folder = context.dataset_folder(request.dataset_id)
     read = _answered if isinstance(request, ImportAnswered) else _suite if request.suite else _prompts
     try:

@@ -101,7 +101,7 @@ def run_plan(request: PlanRequest, context: JobContext) -> dict[str, Any]:
 
 
 def run_replay(request: ReplayRequest, context: JobContext) -> dict[str, Any]:
-    """Evaluate a checkpoint on the recorded answers of a data set; the first `request.show` are stored as chats."""
+    """Evaluate a checkpoint on the recorded answers of a dataset; the first `request.show` are stored as chats."""
     data = context.input_with_files(Dataset, request.dataset_id)
     loaded = load_models(context, request.base_id, request.checkpoint_id)
     opened = open_with_base(loaded.base, loaded.draft, request.drafting)
