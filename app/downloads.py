@@ -53,7 +53,7 @@ def routes(settings: Settings) -> APIRouter:
         if export is None and settings.store:
             export = fetch_export(open_store(settings.store), exports, checkpoint_id, source, name)
         if export is None:
-            raise NotFound("This download does not exist yet or is outdated. Create it on the checkpoint's page.")
+            raise NotFound("This download does not exist yet or is outdated. Create it on the draft's page.")
         filename = filename if name == OWN else f"{filename.removesuffix('.zip')}-{name}.zip"
         return FileResponse(export.path, media_type="application/zip", filename=filename, headers=KEEP_OUT)
 
@@ -90,7 +90,7 @@ def dataset_files(settings: Settings, dataset_id: str) -> tuple[Path, str]:
     with reading(settings) as session:
         data = session.get(Dataset, dataset_id)
         if data is None:
-            raise NotFound("This dataset is gone: it was deleted, or the URL is wrong.")
+            raise NotFound("This dataset does not exist: it was deleted, or the URL is wrong.")
         must_be_ready(data)
     folder = Path(files_of(settings).local(data)).resolve()
     if not folder.is_relative_to((settings.home / "datasets").resolve()):
@@ -112,10 +112,10 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
     with reading(settings) as session:
         checkpoint = session.get(Checkpoint, checkpoint_id)
         if checkpoint is None:
-            raise NotFound("This checkpoint is gone: it was deleted, or the URL is wrong.")
+            raise NotFound("This draft does not exist: it was deleted, or the URL is wrong.")
         base = session.get_one(Base, checkpoint.base_id)
     if checkpoint.state != "ready":
-        raise Conflict(f"The checkpoint “{checkpoint.name}” is not finished; wait for its job.")
+        raise Conflict(f"The draft “{checkpoint.name}” is not finished; wait for its job.")
     folder = Path(files_of(settings).local(checkpoint)).resolve()
     if not any(folder.is_relative_to(root) for root in ((settings.home / "checkpoints").resolve(), STARTER_HEAD)):
         raise NotFound(f"The files of “{checkpoint.name}” are outside the home folder and cannot be downloaded.")
@@ -133,7 +133,7 @@ def experiment_row(session: Session, experiment_id: str) -> Experiment:
     """The row. Raises NotFound."""
     row = session.get(Experiment, experiment_id[:64])
     if row is None:
-        raise NotFound("This experiment is gone: it was deleted, or the URL is wrong.")
+        raise NotFound("This experiment does not exist: it was deleted, or the URL is wrong.")
     return row
 
 

@@ -75,7 +75,7 @@ def import_request(
     """Request to import prompts from a file or a hub dataset, conversations answered by base `answered_by` (an id; ""
     if none is selected), or the questions of a suite (from the hub if no file is set). Raises BadInput."""
     if answered_by == "":
-        raise BadInput("Responses by: choose the base model that generated the responses, or an equal one.")
+        raise BadInput("Response model: choose the base model that generated the responses, or an equal one.")
     if hub.strip() and (upload or path.strip()):
         raise BadInput("Choose a file or a dataset on the Hub, not both.")
     if suite and hub.strip():
@@ -174,7 +174,7 @@ def train_request(
     of the job's options.
     """
     if not base_id:
-        raise BadInput("Base: choose the base model of the draft.")
+        raise BadInput("Base model: choose the model of the draft.")
     first, *more = [dataset_ids] if isinstance(dataset_ids, str) else dataset_ids or [""]
     if not first:
         raise BadInput("Data: choose conversations to train on; generate them on the Data page.")
@@ -204,7 +204,7 @@ def matrix_request(
 ) -> Matrix:
     """Request for every combination of the selected values. Raises BadInput."""
     if not models:
-        raise BadInput("Models: choose one or more base models or checkpoints.")
+        raise BadInput("Models: choose one or more base models or drafts.")
     if not suites:
         raise BadInput("Suites: choose one or more sets of questions.")
     return Matrix(

@@ -24,9 +24,9 @@ PLACES = {
     "Runs": {
         "jobs": "Jobs",
         "guided": "Guided run",
-        "train": "New training",
+        "train": "Train",
         "experiments": "Experiments",
-        "trainings": "Compare trainings",
+        "trainings": "Compare training runs",
     },
     "Results": {"evaluations": "Results"},
     "Settings": {"settings": "Settings", "storage": "Storage"},

@@ -277,11 +277,11 @@ def run_again(settings: Settings, evaluation_id: str, number: str) -> tuple[str,
     with writing(settings) as session:
         row = session.get(Evaluation, evaluation_id)
         if row is None:
-            raise NotFound("This evaluation is gone: it was deleted, or the URL is wrong.")
+            raise NotFound("This evaluation does not exist: it was deleted, or the URL is wrong.")
         request = request_of_prompt(row, number)
         base, draft = session.get(Base, row.base_id or ""), session.get(Checkpoint, row.checkpoint_id or "")
         if base is None or (row.checkpoint_id and draft is None):
-            raise NotFound("The base model or the checkpoint of this evaluation was deleted.")
+            raise NotFound("The base model or the draft of this evaluation was deleted.")
         model = queries.model_name(session, base.id, row.checkpoint_id)
         run = runs.create_run(session, "chat", model, request, new_id())
     return str(run.group_id), start(settings, run.id)

@@ -113,7 +113,7 @@ def playground(scene: Scene, page: Page) -> None:
     page.locator("#send").click()
     page.locator('.sp-turn[data-state="SUCCEEDED"]').wait_for()
     page.locator("#run-plain").click()
-    page.get_by_text("plain, same prompt").wait_for()
+    page.get_by_text("baseline, same prompt").wait_for()
     page.locator(".tr-step").nth(12).click()
     page.locator(".sp-side .tr-tree").wait_for()
     scroll_to(page, "#page-playground")

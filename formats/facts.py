@@ -22,7 +22,7 @@ class CardFacts:
     tokenizer_sha256: str = ""
     licence: str = ""
     checkpoint: str = ""
-    """Name of the checkpoint."""
+    """Name of the draft."""
     measured: Mapping[str, str] = field(default_factory=dict)
     """Measurements of the checkpoint, by label."""
 

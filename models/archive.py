@@ -52,7 +52,7 @@ def zip_files(
 def archive_files(folder: Path) -> list[Path]:
     """The files that belong in the zip. Raises NotFound when the weights are missing."""
     if not (folder / WEIGHTS).is_file():
-        raise NotFound(f"The files of this checkpoint are missing ({folder}); train it again or restore the folder.")
+        raise NotFound(f"The files of this draft are missing ({folder}); train it again or restore the folder.")
     return [folder / name for name in CHECKPOINT_FILES if (folder / name).is_file()]
 
 
@@ -73,5 +73,5 @@ def check_checkpoint_files(folder: str | Path, name: str, sha256: str = "", cach
     archive_files(Path(folder))
     for file, problem in checkpoint_problems(folder, sha256, cache).items():
         raise Damaged(
-            f"The checkpoint {name!r} is damaged: {file} {problem}; train it again, or restore {folder} from a copy."
+            f"The draft {name!r} is damaged: {file} {problem}; train it again, or restore {folder} from a copy."
         )

@@ -54,13 +54,13 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """The checkpoint's config.json. Raises NotFound, BadInput or Unsupported."""
     path = Path(folder) / CONFIG
     if not path.exists():
-        raise NotFound(f"{folder} is not a draft checkpoint: it has no {CONFIG}.")
+        raise NotFound(f"{folder} is not a draft: it has no {CONFIG}.")
     data = read_json(path)
     if "speculoos_method" not in data:
         raise BadInput(f"{path} has no key speculoos_method, so it is not a draft made by Speculoos.")
     for key, kind in KEY_TYPES.items():
         if not isinstance(data.get(key, kind()), kind):
-            raise BadInput(f"{path}: {key} is not a {TYPE_NAMES[kind]}; download or train the checkpoint again.")
+            raise BadInput(f"{path}: {key} is not a {TYPE_NAMES[kind]}; download or train the draft again.")
     if data.get("speculoos_format", FORMAT) > FORMAT:
         raise Unsupported(f"{path} was written by a newer Speculoos (format {data['speculoos_format']}); update.")
     return data

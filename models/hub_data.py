@@ -115,7 +115,7 @@ def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
     if whole and size > LARGEST_LOOK:
         raise Unsupported(
             f"{listing.repo}: {name} has {size / 1e6:,.0f} MB, which is too large for a preview; "
-            "import some rows of it with “Maximum rows”."
+            "import some rows of it with “Max rows”."
         )
     path = f"datasets/{listing.repo}/resolve/{quote(listing.revision, safe='')}/{quote(name)}"
     limit = LARGEST_LOOK if whole else PREVIEW_BYTES

@@ -203,7 +203,7 @@ def _files(settings: Settings) -> str:
     if damaged := [one for one in findings if one.damage]:
         more = f" And {len(damaged) - 1} more." if len(damaged) > 1 else ""
         raise Unavailable(f"Damaged: {damaged[0].sentence()}{more}", "`speculoos verify` names every damaged file.")
-    return f"{len(findings)} models, checkpoints and datasets are undamaged (`speculoos verify` hashes all again)"
+    return f"{len(findings)} models, drafts and datasets are undamaged (`speculoos verify` hashes all again)"
 
 
 CHECKS: dict[str, Callable[[Settings], str]] = {

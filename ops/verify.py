@@ -59,7 +59,7 @@ class Finding:
 
 
 def check(settings: Settings, references: Sequence[str] = (), anew: bool = True) -> list[Finding]:
-    """Check all rows that are ready, or those that `references` name: a model (with its checkpoints), MODEL@CHECKPOINT
+    """Check all rows that are ready, or those that `references` name: a model (with its checkpoints), MODEL@DRAFT
     or a dataset. `anew` hashes unchanged files too. Raises NotFound for an unknown name."""
     checksum_cache = ChecksumCache.of(settings, anew)
     with reading(settings) as session:
@@ -79,7 +79,7 @@ def _named(session: Session, references: Iterable[str]) -> list[Thing]:
             heads = [] if checkpoint else queries.checkpoints(session, base.id, ready_only=True)
             things = [checkpoint or base, *heads, *things]
         if not things:
-            raise NotFound(f"There is no model, checkpoint or dataset {reference!r}.")
+            raise NotFound(f"There is no model, draft or dataset {reference!r}.")
         for thing in things:
             queries.must_be_ready(thing)
             by_id[thing.id] = thing

@@ -47,7 +47,7 @@ PROBABILITIES = "probabilities"
 LOSSY = "Typical acceptance is lossy: the model alone might have answered otherwise."
 EXACT_GREEDY = "Typical acceptance is for temperatures above 0; at 0 this answer is exactly the model's own."
 RECORDED = "The model's probabilities were recorded too, which takes time: speeds are lower than without."
-NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its checkpoints, or the n-gram drafter."
+NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its drafts, or prompt lookup."
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class GenerationRequest(BaseModel):
                 if not isinstance(value, str | None):
                     raise ValueError(f"{name!r} must be a text")
             elif value is not None and not (isinstance(value, int | float) and 0 <= value <= MAX_OPTION):
-                hint = "; a draft is chosen by the model, as in base@checkpoint" if isinstance(value, str) else ""
+                hint = "; a draft is chosen by the model, as in base@draft" if isinstance(value, str) else ""
                 raise ValueError(f"{name!r} must be true, false or a number from 0 to {MAX_OPTION}{hint}")
         return options
 

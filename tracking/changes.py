@@ -52,7 +52,7 @@ def dependents(session: Session, row: Any) -> list[str]:
         phrases += [phrase.format(name=r.name) for r in session.scalars(query)]
     if isinstance(row, Dataset):  # not the first of several datasets
         named = session.scalars(select(Checkpoint).where(cast(Checkpoint.config, String).contains(row.id)))
-        phrases += [f"the checkpoint “{r.name}” trained on it" for r in named if row.id in trained_on(r)[1:]]
+        phrases += [f"the draft “{r.name}” trained on it" for r in named if row.id in trained_on(r)[1:]]
     return phrases
 
 
@@ -84,17 +84,17 @@ def remove_files(paths: Sequence[Path | stored.RemoteFiles]) -> int:
 
 DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
     Base: [
-        (Checkpoint, Checkpoint.base_id, "the checkpoint “{name}”"),
+        (Checkpoint, Checkpoint.base_id, "the draft “{name}”"),
         (Dataset, Dataset.base_id, "the dataset “{name}” (its answers)"),
         (Evaluation, Evaluation.base_id, "the evaluation “{name}”"),
     ],
     Dataset: [
         (Dataset, Dataset.source_id, "the dataset “{name}” generated from it"),
-        (Checkpoint, Checkpoint.dataset_id, "the checkpoint “{name}” trained on it"),
+        (Checkpoint, Checkpoint.dataset_id, "the draft “{name}” trained on it"),
     ],
     Checkpoint: [(Evaluation, Evaluation.checkpoint_id, "the evaluation “{name}”")],
     Job: [
-        (Checkpoint, Checkpoint.job_id, "the checkpoint “{name}” (its log and charts)"),
+        (Checkpoint, Checkpoint.job_id, "the draft “{name}” (its log and charts)"),
         (Dataset, Dataset.job_id, "the dataset “{name}” (its log)"),
         (Evaluation, Evaluation.job_id, "the evaluation “{name}” (its log)"),
         (Base, Base.job_id, "the model “{name}” (its log)"),

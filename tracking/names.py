@@ -12,7 +12,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Experiment, Table
 STARTER = "starter"  # source and name of the starter base model. The name always means the same weights.
 LONGEST = 120
 LONGEST_USER = 80
-KIND_NAMES = {"bases": "model", "datasets": "dataset", "checkpoints": "checkpoint"}
+KIND_NAMES = {"bases": "model", "datasets": "dataset", "checkpoints": "draft"}
 KIND_NAMES |= {"experiments": "experiment", "evaluations": "evaluation"}
 UNIQUE = (Base, Dataset, Checkpoint, Experiment)
 
@@ -23,7 +23,7 @@ def check_name(name: str) -> str:
     if not name:
         raise BadInput("A name cannot be empty.")
     if "@" in name:
-        raise BadInput(f"The name {name!r} has an @, which separates a model from its checkpoint; use another sign.")
+        raise BadInput(f"The name {name!r} has an @, which separates a model from its draft; use another sign.")
     return name
 
 

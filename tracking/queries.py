@@ -36,7 +36,7 @@ def find_checkpoint(session: Session, reference: str, base_id: str = "") -> Chec
     query = select(Checkpoint).where(Checkpoint.name == name)
     rows = list(session.scalars(query.where(Checkpoint.base_id == base_id) if base_id else query))
     if len(rows) > 1:
-        raise BadInput(f"Several models have a checkpoint {name!r}; say which one as MODEL@{name}.")
+        raise BadInput(f"Several models have a draft {name!r}; say which one as MODEL@{name}.")
     if not rows:
         raise _missing(session, Checkpoint, reference)
     return rows[0]

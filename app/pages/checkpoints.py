@@ -28,9 +28,9 @@ from tracking.tables import Checkpoint
 from workers.jobs.requests import Evaluate, Export, ReplayRequest
 from workers.jobs.submit import submit
 
-LEAD = "Draft models, trained here or imported: their origin, quality and downloads."
+LEAD = "Drafts trained here or imported, with their measurements and downloads."
 RECORDED = "Recorded responses"
-INFO = "Responses of this base model, or recorded responses imported on the Data page as conversations."
+INFO = "Responses of this base model: generated here, or imported on the Data page."
 
 
 def row_signature(session: Session, _checkpoint_id: str) -> str:
@@ -40,7 +40,7 @@ def row_signature(session: Session, _checkpoint_id: str) -> str:
 
 LISTED = checkpoint_rows.checkpoints_table
 CHECKPOINTS = Listing(
-    "checkpoints", Checkpoint, "checkpoint", LISTED, checkpoint_rows.signature, row_signature=row_signature, bulk=True
+    "checkpoints", Checkpoint, "draft", LISTED, checkpoint_rows.signature, row_signature=row_signature, bulk=True
 )
 
 
@@ -65,7 +65,7 @@ class CheckpointPanel:
                 self.tree = TreeForm(settings, chosen)
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
                 config = block(elem_id="checkpoint-settings")
-        self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
+        self.manage = Manage(settings, Checkpoint, "draft", "checkpoint", chosen)
         self.live = [head, links, exports, evaluations, config, measured, *self.tree.live]
         static = [export_message, measure_message, data, start, replay_message]
         self.outputs = [*self.live, *static, *self.tree.outputs, *self.manage.outputs]
@@ -99,7 +99,7 @@ class CheckpointPanel:
         if is_needed:
             submit(Export(checkpoint_id=checkpoint_id, format=name), user=visitor.user(), settings=self.settings)
         with reading(self.settings) as session:
-            row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+            row = manage.row(session, Checkpoint, "draft", checkpoint_id)
             return "", export_rows.exports_table(session, self.settings, row)
 
 
@@ -108,7 +108,7 @@ def measure(settings: Settings, checkpoint_id: str) -> str:
         settings,
         checkpoint_id,
         lambda row: Evaluate(base_id=row.base_id, checkpoint_id=row.id),
-        "acceptance and speed on 20 questions, compared with plain decoding",
+        "acceptance and speed on 20 questions, compared with the baseline",
     )
 
 
@@ -138,5 +138,5 @@ def build(settings: Settings) -> None:
     page.wire(panel)
     redraw, inputs, outputs = page.again
     panel.manage.wire(redraw, inputs, outputs)
-    action = Action("Deleted", lambda row_id: manage.delete(settings, Checkpoint, "checkpoint", row_id))
+    action = Action("Deleted", lambda row_id: manage.delete(settings, Checkpoint, "draft", row_id))
     on_bulk(page.table, {"delete": action}, message).then(redraw, inputs, outputs, **QUIET)

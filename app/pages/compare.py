@@ -19,10 +19,7 @@ from tracking import runs
 from tracking.db import reading
 from tracking.tables import Run
 
-LEAD = (
-    "Runs one prompt on two to four targets, one after another, each alone on the device. Every second comparison runs "
-    "in reverse order."
-)
+LEAD = "Run one prompt on two to four targets, one after another, each alone on the device."
 MOST = 4
 RECENT = 8
 

@@ -79,9 +79,7 @@ DATA = Listing("data", Dataset, "dataset", table, SIGNATURE, tuple(SHOWN), hint,
 
 
 def build(settings: Settings) -> None:
-    page_header(
-        "Data", "Import prompts and generate the base model's responses to them. A draft is trained on these responses."
-    )
+    page_header("Data", "Prompts, and the base model's responses to them, which drafts are trained on.")
     page = ListPage(settings, DATA)
     with page.listing():
         BuiltInSets(settings)
@@ -97,7 +95,7 @@ class BuiltInSets:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Included datasets", elem_id="data-builtin") as box:
+        with closed_accordion("Sample datasets", elem_id="data-builtin") as box:
             offers, buttons = [], []
             for name, built_in in BUILT_IN.items():
                 with gr.Row(elem_classes="sp-offer"):
@@ -125,13 +123,13 @@ class BuiltInSets:
         url = f"/data?id={dataset_id}"
         if job:
             return "", url
-        return notice(f"“{name}” was added before.", "info", url, "Open it"), ""
+        return notice(f"“{name}” was added before.", "info", url, "Open"), ""
 
 
 def offer(built_in: BuiltIn, dataset_id: str = "") -> str:
     """HTML of a set: title, size, description, and a link if it is already added."""
     count = tag("span", safe(f"{built_in.rows:,} rows, {built_in.name}"), class_="sp-row-note")
-    link = badge("Added", "good") + tag("a", "Open it", href=f"/data?id={dataset_id}") if dataset_id else ""
+    link = badge("Added", "good") + tag("a", "Open", href=f"/data?id={dataset_id}") if dataset_id else ""
     head = tag("h2", safe(built_in.title), class_="sp-offer-title") + count + link
     return tag("div", tag("div", head, class_="sp-link-row") + tag("p", safe(built_in.lead), class_="sp-lead"))
 
@@ -175,7 +173,7 @@ def next_step(data: Dataset) -> str:
     links = ""
     if data.kind == "conversations" and data.state != "failed":
         link = f"/runs/new?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")
-        links = link_button("Train a draft on it", link, main=True)
+        links = link_button("Train a draft", link, main=True)
     if data.state == "ready":
         links += "".join(
             link_button(label, f"/api/datasets/{data.id}/{layout}", download=True, title=about)
@@ -196,11 +194,11 @@ class RowsBrowser:
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
-        self.search = one_line("Search the rows", "dataset-find", max_length=MAX_SEARCH_LENGTH)
+        self.search = one_line("Search rows", "dataset-find", max_length=MAX_SEARCH_LENGTH)
         self.preview = block(elem_id="dataset-preview")
         with gr.Row(elem_classes="sp-buttons"):
-            before = gr.Button("← Before", elem_id="dataset-before", visible=False, **SMALL)
-            after = gr.Button("After →", elem_id="dataset-after", visible=False, **SMALL)
+            before = gr.Button("← Previous", elem_id="dataset-before", visible=False, **SMALL)
+            after = gr.Button("Next →", elem_id="dataset-after", visible=False, **SMALL)
         positions = hidden_json("dataset-positions", [])
         self.live = [self.preview, before, after, positions]
         inputs = [chosen, self.search, positions]
@@ -226,6 +224,6 @@ class RowsBrowser:
         masks = {} if search.strip() or known else previews.masked_rows(folder)
         html = data_view.preview(rows.rows, masks, search)
         if not rows.whole:
-            early = f"Searched {previews.MOST_READ >> 20} MB; “After” continues the search."
+            early = f"Searched {previews.MOST_READ >> 20} MB; “Next” continues the search."
             html += tag("p", safe(early), class_="sp-lead")
         return [html, gr.Button(visible=bool(known)), gr.Button(visible=bool(rows.next)), [*known, rows.next]]

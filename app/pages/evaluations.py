@@ -29,16 +29,16 @@ from tracking.leaderboard import DEFAULT_SORT, LeaderboardView
 from tracking.paging import page as page_of
 from tracking.tables import Evaluation, Job
 
-LEAD = "Acceptance and speed of drafts on suites of questions, with intervals. Share a view by its URL."
+LEAD = "Acceptance and speed of drafts on suites of questions, with intervals."
 FILTERS = {
-    "base": "Base",
-    "checkpoint": "Checkpoint",
+    "base": "Base model",
+    "checkpoint": "Draft",
     "suite": "Questions",
     "prompts": "Number of questions",
     "temperature": "Temperature",
     "tree": "Tree",
     "machine": "Machine",
-    "source": "Measured by",
+    "source": "Engine",
 }
 SORTS = {
     DEFAULT_SORT: "Speedup",
@@ -84,7 +84,7 @@ class EvaluationsPage:
         with gr.Column(elem_id="evaluations-listing") as self.list:
             self.matrix, self.server = MatrixForm(settings), ServerForm(settings)
             with gr.Row(elem_classes="sp-filters"):
-                labels = {**FILTERS, "sort": "Order"}
+                labels = {**FILTERS, "sort": "Sort"}
                 self.boxes = [
                     dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
                     for key, label in labels.items()
@@ -175,7 +175,9 @@ def view_of(session: Session, query: Mapping[str, str]) -> list[Any]:
     """Values of the frame and of the boxes."""
     view, row = LeaderboardView.of(query), row_of(session, query)
     is_missing = bool(query.get("id")) and row is None
-    problem = notice("This evaluation is gone: it was deleted, or the URL is wrong.", "warn") if is_missing else ""
+    problem = (
+        notice("This evaluation does not exist: it was deleted, or the URL is wrong.", "warn") if is_missing else ""
+    )
     start = query.get("from", "")[:64]
     back = leaderboard.address(view, **{"from": start})
     head = [row.id if row else "", view.query(**{"from": start}), problem]

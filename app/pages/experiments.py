@@ -44,8 +44,8 @@ from tracking.paging import page
 from tracking.tables import Evaluation, Experiment, Job
 from tracking.trainings import KIND, MAX_TRAININGS, Training
 
-LEAD = "Groups of jobs: their training runs, results, and τ by amount of data."
-COLUMNS = ["Experiment", "Jobs", "Trainings", "Created"]
+LEAD = "Groups of jobs, with their training runs, results and τ by tokens seen."
+COLUMNS = ["Experiment", "Jobs", "Training runs", "Created"]
 MOST_TRAININGS = 200
 """Maximum number of trainings shown of one experiment, the newest."""
 HEAD = (
@@ -66,7 +66,7 @@ def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
         return empty_list_html(
             list_query,
             "experiment",
-            "An experiment groups jobs under a name. Create one above, or select jobs on the page Jobs and add them.",
+            "An experiment groups jobs. Create one above, or select jobs on Jobs and add them.",
             "/runs",
             "Go to Jobs",
         )
@@ -163,12 +163,14 @@ def head(row: Experiment, jobs: Sequence[Job]) -> str:
     trained = [job.id for job in jobs if job.kind == KIND]
     title = detail_head(row.name, row_note(f"created {ago(row.created_at)}"))
     buttons = [
-        (f"/runs/new?experiment={quote(row.id, safe='')}", "Train another", False),
+        (f"/runs/new?experiment={quote(row.id, safe='')}", "Train another draft", False),
         (f"/api/experiments/{quote(row.id, safe='')}.csv", "CSV", True),
     ]
     if len(trained) > 1:
         words = (
-            "Compare its trainings" if len(trained) <= MAX_TRAININGS else f"Compare its last {MAX_TRAININGS} trainings"
+            "Compare training runs"
+            if len(trained) <= MAX_TRAININGS
+            else f"Compare the last {MAX_TRAININGS} training runs"
         )
         buttons.insert(0, (comparison_url(trained[-MAX_TRAININGS:]), words, False))
     links = "".join(link_button(words, to, download=save) for to, words, save in buttons)
@@ -194,7 +196,7 @@ def figures_table(
         measures = [figure_cell(row, "tau", linked=True), figure_cell(row, "speedup", " ×", linked=True)]
         rows.append([tag("a", safe(name), href=to, class_="sp-row-name"), *map(safe, words), *measures])
     note = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""
-    return table(columns, rows, "Trainings", True, columns[1:], count=f"{len(rows)} training runs") + note
+    return table(columns, rows, "Training runs", True, columns[1:], count=f"{len(rows)} training runs") + note
 
 
 def learning_curve(
@@ -211,7 +213,7 @@ def learning_curve(
     for training in runs:
         seen, tau = tokens.get(training.job.id), known.get(training.job.id)
         if seen and tau is not None:
-            method = method_words(str((training.job.request or {}).get("method") or "")) or "Trainings"
+            method = method_words(str((training.job.request or {}).get("method") or "")) or "Training runs"
             line = f"{method} for {training.base.name}" if training.base else method
             lines.setdefault(line, []).append((seen, tau))
     ordered = {line: sorted(points) for line, points in lines.items()}
@@ -224,9 +226,7 @@ def learning_curve(
 
 def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
     if not jobs:
-        return empty_state(
-            "No jobs yet", "Select jobs on the list of jobs and add them to this experiment.", "/runs", "Go to Jobs"
-        )
+        return empty_state("No jobs yet", "Select jobs on Jobs and add them to this experiment.", "/runs", "Go to Jobs")
     listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, as_links=True)
     return bulk_bar(BULK, compare_button()) + listed
 

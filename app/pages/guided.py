@@ -26,9 +26,7 @@ from tracking.tables import Experiment
 from workers.jobs.builtin import BUILT_IN, PROMPTS
 from workers.jobs.guided import BUDGETS, submit_guided
 
-LEAD = (
-    "Choose a model, prompts like those it will serve, and a time budget. The result is a draft, measured and exported."
-)
+LEAD = "From your model, prompts and a time budget to a draft, measured and exported."
 STEPS = (
     "The model generates responses to the prompts; a draft is trained on them (Medusa heads in 8 minutes, EAGLE-3 in "
     "more), evaluated on questions and exported for vLLM. It runs on the server; you can close this page meanwhile."
@@ -89,7 +87,7 @@ class GuidedPage:
             return again + guided_view.run_view(session, self.settings, experiment)
         last = guided_view.latest(session)
         link = f"{PAGES['guided']}?experiment={last.id}" if last else ""
-        return notice(f"Last run: {last.name}.", "info", link, "Open it") if last else ""
+        return notice(f"Last run: {last.name}.", "info", link, "Open") if last else ""
 
     def poll(self, experiment_id: str, seen: str) -> Any:
         try:

@@ -24,7 +24,7 @@ from tracking.experiments import jobs_of
 from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Job
 
-LEAD = "A small draft model proposes tokens, the base model verifies them in one pass: the same output, faster."
+LEAD = "A small draft proposes tokens, the base model verifies them in one pass: same output, faster."
 
 
 def build(settings: Settings) -> None:

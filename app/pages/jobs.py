@@ -53,7 +53,7 @@ SHOWN = {
 }
 
 
-BULK = {"cancel": ("Cancel", ""), "delete": ("Delete", "Delete for good?")}
+BULK = {"cancel": ("Cancel", ""), "delete": ("Delete", "Delete permanently?")}
 ADD = ("add", "Add to experiment", "Experiment (existing or new)")
 
 
@@ -79,7 +79,7 @@ JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_s
 
 
 def build(settings: Settings) -> None:
-    page_header("Jobs", "Jobs of the workers, newest first. They continue when you close this page.")
+    page_header("Jobs", "Work on the server, newest first. Jobs continue when you close this page.")
     listed = ListPage(settings, JOBS)
     with listed.listing():
         for kind in custom_kinds():
@@ -95,7 +95,7 @@ def build(settings: Settings) -> None:
 
 def actions(settings: Settings) -> dict[str, Action]:
     return {
-        "cancel": Action("Asked to stop", lambda job_id: cancel(settings, job_id)),
+        "cancel": Action("Stop requested", lambda job_id: cancel(settings, job_id)),
         "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
         "add": Action("Added to the experiment", lambda job_id, name: add(settings, job_id, name), named=True),
     }
@@ -109,7 +109,7 @@ def add(settings: Settings, job_id: str, name: str) -> None:
 OUTPUTS: tuple[tuple[type, str, str], ...] = (
     (Dataset, "dataset", "data"),
     (Base, "model", "models"),
-    (Checkpoint, "checkpoint", "checkpoints"),
+    (Checkpoint, "draft", "checkpoints"),
 )
 
 
@@ -210,9 +210,9 @@ def head(session: Session, job: Job, home: Path | None = None) -> str:
 
 def no_charts(job: Job) -> str:
     if job.kind in ("train", *generation_view.KINDS) and job.state in job_view.ACTIVE and not job.shards:
-        return "The first numbers appear here shortly after the job starts."
+        return "The first figures appear shortly after the job starts."
     if job.kind == "evaluate" and job.state in job_view.ACTIVE:
-        return "The results of finished questions are shown above. The report follows when all are measured."
+        return "The report follows when all questions are measured."
     return "This job has no charts."
 
 
@@ -228,7 +228,7 @@ def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
     found = []
     for kind, word, page_name in OUTPUTS:
         for row in session.scalars(select(kind).where(kind.job_id == job.id, kind.state == "ready")):
-            link, words = f"{PAGES[page_name]}?id={row.id}", "Open it"
+            link, words = f"{PAGES[page_name]}?id={row.id}", "Open"
             if kind is Checkpoint:
                 base = session.get_one(Base, row.base_id)
                 link, words = model_link("playground", base.name, row.name), "Open in Playground"
@@ -242,7 +242,7 @@ def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
     if job.kind == "tune":
         words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
         to = f"/models/drafts?id={job.request.get('checkpoint_id', '')}"
-        found.append((" ".join(str(each) for each in words if each), to, "Open the checkpoint"))
+        found.append((" ".join(str(each) for each in words if each), to, "Open the draft"))
     return found
 
 
@@ -258,7 +258,7 @@ def download_link(session: Session, job: Job) -> str:
 
 def cancel(settings: Settings, job_id: str) -> str:
     job = submit.request_cancel(job_id, settings)
-    return "Cancelled." if job.state == JobState.CANCELLED else "Asked to stop; finished work is saved first."
+    return "Cancelled." if job.state == JobState.CANCELLED else "Stop requested; finished work is saved first."
 
 
 def retry(settings: Settings, job_id: str) -> str:

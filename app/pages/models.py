@@ -107,7 +107,7 @@ def build_add(settings: Settings) -> None:
         with gr.Row():
             placeholder, info = HINTS["Hub id"]
             location = one_line("Location", "models-location", placeholder=placeholder, info=info, scale=3)
-            name = one_line("Name (optional)", "models-new-name", info="Name on these pages.", scale=2)
+            name = one_line("Name (optional)", "models-new-name", info="Name shown on pages.", scale=2)
         message = block(elem_id="models-said")
         add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
         target = hidden("models-target")
@@ -140,7 +140,7 @@ class ModelPanel:
         self.facts = block(elem_id="model-facts")
         section("Drafts")
         self.drafts = live("model-drafts")
-        section("Supported draft methods")
+        section("Supported methods")
         self.methods = block(elem_id="model-methods")
         self.plan = PlanForm(settings, chosen)
         with closed_accordion("Quantize", elem_id="quantize", visible=False) as self.quantize:
@@ -197,7 +197,7 @@ def title(base: Base) -> str:
 def state(base: Base, job: Job | None, waits_for: str) -> str:
     """Progress or error of the job that makes the model; "" for a ready model."""
     if base.state == "ready" or job is None:
-        return "" if base.state == "ready" else notice("This model could not be made. Add it again.", "bad")
+        return "" if base.state == "ready" else notice("This model could not be added. Add it again.", "bad")
     return progress(job) + banner(job, waits_for) + job_line(job)
 
 
@@ -205,10 +205,10 @@ def uses(base: Base) -> str:
     if base.state != "ready":
         return ""
     links = (
-        link_button("Chat with it", model_link("playground", base.name), main=True),
+        link_button("Chat", model_link("playground", base.name), main=True),
         link_button("Generate training data", f"/data?base={base.id}"),
-        link_button("Train a draft for it", f"/runs/new?base={base.id}"),
-        link_button("Import a published draft", f"/models/drafts?base={base.id}"),
+        link_button("Train a draft", f"/runs/new?base={base.id}"),
+        link_button("Import a draft", f"/models/drafts?base={base.id}"),
     )
     return tag("div", "".join(links), class_="sp-link-row")
 
@@ -234,7 +234,7 @@ def details(base: Base) -> str:
             ("Hidden size", card.get("hidden_size")),
             ("Attention heads", heads),
             ("Vocabulary", f"{card['vocabulary']:,}" if card.get("vocabulary") else ""),
-            ("Maximum context", f"{card['max_length']:,} tokens" if card.get("max_length") else ""),
+            ("Context length", f"{card['max_length']:,} tokens" if card.get("max_length") else ""),
             ("Data type", card.get("dtype")),
             ("Quantization", card.get("quantization")),
             ("Size on disk", size(card["size_bytes"]) if card.get("size_bytes") else ""),

@@ -25,7 +25,7 @@ from tracking.tables import Preference
 LEAD = "Disk usage and cleanup."
 MEASURING = "Measuring the files of the home folder …"
 POLL_SECONDS = 2.0
-KINDS = {"models": ("model", "models"), "datasets": ("dataset", "data"), "checkpoints": ("checkpoint", "checkpoints")}
+KINDS = {"models": ("model", "models"), "datasets": ("dataset", "data"), "checkpoints": ("draft", "checkpoints")}
 """Folder → name of one row, page."""
 SHOWN = 60
 """Maximum number of rows in the list; the pages of each kind show all."""
@@ -71,7 +71,7 @@ class StoragePage:
         parts = block(elem_id="storage-parts")
         section(
             "Cleanup",
-            "The reconciler cleans up every hour by the retention rules above. Change them on the Settings page.",
+            "Runs every hour by the retention rules on Settings.",
         )
         last_round = block(elem_id="storage-round")
         message = block(elem_id="storage-chore")
@@ -79,14 +79,14 @@ class StoragePage:
             preview = gr.Button("Preview cleanup", elem_id="storage-look", **SMALL)
             cleanup = gr.Button("Clean up now", elem_id="storage-clean", **SMALL)
             measure = gr.Button("Measure again", elem_id="storage-count", **SMALL)
-        section("Largest things", "Each opens on its own page, which shows what depends on it and can delete it.")
+        section("Largest items", "Each opens on its own page, where it can be deleted.")
         things = live("storage-things")
-        section("Leftovers", "Files and folders of the home folder that are not in use and unchanged for a day.")
+        section("Leftovers", "Files in the home folder that are unused and unchanged for a day.")
         left = block(elem_id="storage-leftovers")
         with gr.Row(elem_classes="sp-buttons"):
             sweep = gr.Button("Delete leftovers …", elem_id="storage-sweep", **SMALL)
-        warning = notice("They are deleted for good. Nothing on these pages uses them.", "warn")
-        dialog, _, confirm = confirmation_dialog("storage-sweep", "Delete for good", "Keep them", warning)
+        warning = notice("They are deleted permanently. Nothing on these pages uses them.", "warn")
+        dialog, _, confirm = confirmation_dialog("storage-sweep", "Delete permanently", "Cancel", warning)
         preview.click(self.look, None, message, **QUIET)
         cleanup.click(self.clean, None, message, **QUIET)
         measure.click(self.count, None, overview, **QUIET)
@@ -161,7 +161,7 @@ def overview_tiles(survey: Survey) -> str:
         [
             ("Free on the disk", size(survey.disk_free), f"{share} · almost full" if free < 0.05 else share),
             ("Used by the home folder", size(survey.used), f"measured {ago(survey.at)}"),
-            ("Training states", size(sum(item.states for item in survey.things)), "part of the checkpoints"),
+            ("Training states", size(sum(item.states for item in survey.things)), "part of the drafts"),
             ("Leftovers", size(survey.parts["leftovers"]), "files not in use"),
         ]
     )
@@ -190,7 +190,7 @@ def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, 
     return {
         "models": ("Models", "/models", f"{number['models']}; kept until you delete them"),
         "datasets": ("Datasets", "/data", f"{number['datasets']}; kept until you delete them"),
-        "checkpoints": ("Checkpoints", "/models/drafts", f"{number['checkpoints']}, with training states; {states}"),
+        "checkpoints": ("Drafts", "/models/drafts", f"{number['checkpoints']}, with training states; {states}"),
         "logs": ("Log files", "/runs", logs),
         "uploads": ("Uploads", "/data", term(settings.keep_uploads_days)),
         "exports": ("Downloads", "/models/drafts", term(settings.keep_exports_days) + "; created again on request"),
@@ -211,7 +211,7 @@ def term(days: int) -> str:
 def rows_table(survey: Survey) -> str:
     """Table of models, datasets and checkpoints, largest first, with links to their pages."""
     if not survey.things:
-        return empty_state("Nothing yet", "This list shows models, datasets and checkpoints with their sizes.")
+        return empty_state("Nothing yet", "This list shows models, datasets and drafts with their sizes.")
     rows = []
     for item in sorted(survey.things, key=lambda item: (item.outside, -item.bytes))[:SHOWN]:
         kind, page = KINDS[item.kind]
@@ -220,7 +220,7 @@ def rows_table(survey: Survey) -> str:
         rows.append([link, *map(safe, (kind, weight, size(item.states) if item.states else "–"))])
     total = len(survey.things)
     columns = ["Name", "Kind", "Size", "Training states"]
-    html = table(columns, rows, "Things", wide_first=True, named=columns[1:])
+    html = table(columns, rows, "Largest items", wide_first=True, named=columns[1:])
     return html + (_more(f"The {SHOWN} largest of {total} are shown.") if total > SHOWN else "")
 
 

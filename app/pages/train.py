@@ -53,7 +53,7 @@ LONGEST = 100
 
 
 def build(settings: Settings) -> None:
-    page_header("Train", "Train a draft model to predict the base model's next tokens. The base model does not change.")
+    page_header("Train", "Train a draft to predict the base model's next tokens. The base model stays frozen.")
     TrainPage(settings).wire()
 
 
@@ -76,7 +76,7 @@ class TrainPage:
                 self._build_choices()
                 with closed_accordion("Advanced settings", elem_id="train-advanced"):
                     self.advanced = SettingControls()
-                    with closed_accordion("Several processes", elem_classes="sp-settings"):
+                    with closed_accordion("Distributed training", elem_classes="sp-settings"):
                         options = [Train.options()[name] for name in PROCESSES]
                         self.processes = setting_rows(options, "train-{}".format)
             with gr.Column(scale=2, min_width=300, elem_classes="sp-review"):
@@ -89,9 +89,9 @@ class TrainPage:
         self.reviewed = [self.review, self.line]
 
     def _build_choices(self) -> None:
-        step(1, "Base", "The base model to speed up.")
-        self.base = dropdown([], label="Base", show_label=False, elem_id="train-base")
-        step(2, "Data", "One or more sets of conversations with responses of this base model.")
+        step(1, "Base model", "The model to speed up.")
+        self.base = dropdown([], label="Base model", show_label=False, elem_id="train-base")
+        step(2, "Data", "Datasets of conversations with responses of this base model.")
         self.data = dropdown([], label="Data", show_label=False, elem_id="train-data", multiselect=True, value=[])
         step(3, "Method and recipe", "The kind of draft, and its training settings.")
         methods = [(method.title, name) for name, method in METHODS.items()]
@@ -103,18 +103,18 @@ class TrainPage:
         self.recipe = dropdown(recipes, value=usual(FIRST), label="Recipe", **custom)
 
     def _build_review(self) -> None:
-        step(4, "Review and start", "Estimate for this machine.")
+        step(4, "Review and start", "Estimated for this machine.")
         self.review = block(elem_id="train-review")
         self.name = one_line("Name of the draft (optional)", "train-name", max_length=200)
         self.experiment = dropdown(
             [],
             value="",
             label="Experiment (optional)",
-            info="An existing or new group of jobs.",
+            info="Name of an existing or a new group of jobs.",
             elem_id="train-experiment",
             allow_custom_value=True,
         )
-        self.measure = gr.Checkbox(True, label="Then evaluate it on 20 built-in questions", elem_id="train-measure")
+        self.measure = gr.Checkbox(True, label="Evaluate on 20 built-in questions afterwards", elem_id="train-measure")
         self.message = block(elem_id="train-said")
         self.start = gr.Button("Start training", variant="primary", elem_id="train-start")
 
@@ -342,7 +342,7 @@ def review_box(session: Session, settings: Settings, submission: TrainSubmission
     """Review of a valid request, the estimate in one line. Raises BadInput."""
     request = submission.request
     if session.get(Base, request.base_id) is None:
-        raise BadInput("Base: this model was deleted; choose another.")
+        raise BadInput("Base model: this model was deleted; choose another.")
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
     if None in sets:
         raise BadInput("Data: this dataset was deleted; choose another.")

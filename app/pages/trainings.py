@@ -15,10 +15,10 @@ from tracking import reports, trainings
 from tracking.db import reading
 
 PAGE = "trainings"
-LEAD = "Curves in common charts, results side by side, and the settings that differ."
+LEAD = "Curves in shared charts, results side by side, and the settings that differ."
 NOTHING = empty_state(
     "Nothing to compare yet",
-    "Select two or more training runs on the page Jobs, then press Compare trainings.",
+    "Select two or more training runs on Jobs, then press Compare training runs.",
     "/runs",
     "Go to Jobs",
 )
@@ -29,7 +29,7 @@ def now(session: Session, ids: str) -> str:
 
 
 def build(settings: Settings) -> None:
-    page_header("Compare trainings", LEAD)
+    page_header("Compare training runs", LEAD)
     ids, seen = hidden("trainings-ids"), hidden("trainings-seen")
     problem = block(elem_id="trainings-problem")
     with gr.Column(visible=False, elem_id="trainings-shown") as column:

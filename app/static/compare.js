@@ -129,7 +129,7 @@ class ComparePage {
 
   empty(heading) {
     this.root.replaceChildren(el("div", { class: "sp-empty" }, el("h2", {}, heading),
-      el("p", {}, "Choose two to four targets and a prompt. Each target is measured alone, one after another, and compared with plain decoding.")));
+      el("p", {}, "Choose two to four targets and a prompt. Each target is measured alone, one after another, and compared with the baseline.")));
   }
 
   async remove() {

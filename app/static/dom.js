@@ -69,7 +69,7 @@ function sureButton(kind, label, act, more = {}) {
   const made = button(kind, label, () => {
     if (made.dataset.sure) return act();
     made.dataset.sure = "yes";
-    made.textContent = "Delete for good?";
+    made.textContent = "Delete permanently?";
   }, more);
   made.addEventListener("blur", () => { delete made.dataset.sure; made.textContent = label; });
   return made;

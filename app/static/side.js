@@ -21,23 +21,23 @@ function whyNoDraft(turn, now) {
 // `plain` is the run that measured it, if any. { speed, exact, waits, noisy, text }; without a speed the text says why.
 function reference(summary, plain) {
   if (plain?.error) return { text: plain.error };
-  if (plain && !plain.ended) return { waits: true, text: "measuring plain decoding of the same prompt…" };
+  if (plain && !plain.ended) return { waits: true, text: "measuring the baseline on the same prompt…" };
   const measured = plain?.summary?.decode_tokens_per_second;
   if (measured && !trace.sameLoad(summary, plain.summary)) return { speed: measured, exact: true, noisy: true, text: `Noisy: ${trace.noiseReason(summary, plain.summary)}.` };
   const speed = measured || summary?.plain_tokens_per_second;
-  if (!speed) return { text: "not measured: no plain response to this prompt, or of this length, under the same load." };
+  if (!speed) return { text: "not measured: no baseline for this prompt or length under the same load." };
   const exact = Boolean(measured || summary.plain_reference?.same_prompt);
-  const what = exact ? "plain, same prompt" : "plain response of the same length and load";
+  const what = exact ? "baseline, same prompt" : "baseline of the same length and load";
   return { speed, exact, text: `${what}: ${number(speed, 1)} tokens/s.` };
 }
 
 const PAUSE_MS = 250;  // of a running response, four trees a second: drawing one takes up to 10 ms
-const MEASURE = "Measure plain decoding", RETRY = "Retry: measure plain decoding again";
+const MEASURE = "Measure the baseline", RETRY = "Measure the baseline again";
 
 class Side {
   constructor(page) {
     this.page = page;
-    this.tiles = { speed: tile("Tokens/s", "speed"), tau: tile(term("tau", "Mean accepted length τ"), "tau"),
+    this.tiles = { speed: tile("Tokens/s", "speed"), tau: tile(term("tau", "Mean accepted length (τ)"), "tau"),
       speedup: tile(term("speedup", "Speedup"), "speedup") };
     this.measure = button("small", MEASURE, () => page.measurePlain(this.noisy), { id: "run-plain", hidden: true });
     this.tiles.speedup.node.append(this.measure);
@@ -77,7 +77,7 @@ class Side {
     }
     const speedup = measurable && found.speed ? now.tokensPerSecond / found.speed : NaN;
     value.textContent = Number.isFinite(speedup) ? `${this.noisy ? "≈ " : ""}${number(speedup)}×` : "–";
-    const slower = !this.noisy && speedup < 0.98 ? " Slower than plain: too few drafted tokens are accepted to pay for drafting." : "";
+    const slower = !this.noisy && speedup < 0.98 ? " Slower than the baseline: too few drafted tokens are accepted." : "";
     note.replaceChildren(now.acceptance.length || found.waits ? found.text + slower : "");
   }
 

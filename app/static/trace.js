@@ -124,7 +124,7 @@ function sameLoad(one, other) {
 // Why the ratio of two speeds is noisy.
 function noiseReason(one, other) {
   if ((one?.shared_with || "") !== (other?.shared_with || "")) return "one of the two runs shared the device with a job";
-  return `other programs used ${percent(one.other_load)} of the machine during this response and ${percent(other.other_load)} during the plain one`;
+  return `other programs used ${percent(one.other_load)} of the machine during this response and ${percent(other.other_load)} during the baseline`;
 }
 
 export { figuresOf, notices, bars, detail, draftingOptions, legend, popUp, sameLoad, noiseReason };

@@ -36,7 +36,7 @@ def method_words(method: str) -> str:
     return METHODS[method].title if method in METHODS else method
 
 
-BULK = {"delete": ("Delete", "Delete for good, with everything that depends on them?")}
+BULK = {"delete": ("Delete", "Delete permanently, with everything that depends on them?")}
 
 
 def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset: str = "") -> str:
@@ -45,15 +45,14 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
     if not shown.rows:
         return empty_list_html(
             list_query,
-            "checkpoint",
-            "A checkpoint is the result of training: a draft model for one base model. You can import published ones "
-            "above.",
+            "draft",
+            "A draft proposes tokens for one base model. Train one, or import a published one above.",
             "/runs/new",
             "Train a draft",
         )
     names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
-    listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:], count=shown.words("checkpoint"))
+    listed = table(COLUMNS, cells, "Drafts", named=COLUMNS[1:], count=shown.words("draft"))
     return bulk_bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, list_query)
 
 
@@ -194,9 +193,9 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
     """A notice: the checkpoint is not ready, was trained on other weights, or plain decoding is faster."""
     if checkpoint.state == "pending":
         link = f"/runs?id={checkpoint.job_id}" if checkpoint.job_id else ""
-        return notice("Its job is still running.", "info", link, "Open the job" if link else "")
+        return notice("The job is still running.", "info", link, "Open the job" if link else "")
     if checkpoint.state == "failed":
-        return notice("It was not finished. Retry its job, or delete this checkpoint.", "bad")
+        return notice("Not finished. Retry its job, or delete this draft.", "bad")
     if base and checkpoint.base_sha256 and checkpoint.base_sha256 != base.weights_sha256:
         return notice(
             f"The weights of {base.name} have changed since this was trained; fewer tokens will be accepted.", "warn"
@@ -210,12 +209,12 @@ def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
     tau, speedup, speed, plain = (finite_number(figures.get(key)) for key in keys)
     if speedup is None and speed and plain:
         speedup = speed / plain
-    compared = REFERENCE_WORDS if figures.get(REFERENCE) else interval(figures, "speedup", "×") or "vs. plain decoding"
+    compared = REFERENCE_WORDS if figures.get(REFERENCE) else interval(figures, "speedup", "×") or "vs. baseline"
     return tiles(
         (
-            ("Mean accepted length τ", figure(tau), tau_note(figures, tau)),
+            ("Mean accepted length (τ)", figure(tau), tau_note(figures, tau)),
             ("Speedup", f"{speedup:.2f}×" if speedup else "–", compared if speedup else ""),
-            ("Tokens per second", figure(speed, 1), f"plain {figure(plain, 1)}" if plain else ""),
+            ("Tokens per second", figure(speed, 1), f"baseline {figure(plain, 1)}" if plain else ""),
             ("Size", size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_words(checkpoint.method)),
         )
     )
@@ -283,7 +282,7 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
     links = (
         link_button("Download zip", file, main=True, id="checkpoint-download"),
         link_button("Try in the Playground", model_link("playground", base.name, checkpoint.name)),
-        link_button("Compare with plain", f"/playground/compare?{pair}"),
+        link_button("Compare with the baseline", f"/playground/compare?{pair}"),
         link_button("Plan", f"/models?{urlencode({'id': base.id, 'checkpoint': checkpoint.id})}"),
     )
     hint = tag("span", "model.safetensors, config.json, model card and SHA256SUMS", class_="sp-hint")

@@ -63,8 +63,8 @@ def _truncation_warning(data: Dataset) -> str:
     max_tokens = (data.config or {}).get("max_tokens")
     limit = f" at {max_tokens:,} tokens" if isinstance(max_tokens, int) else ""
     return notice(
-        f"{count:,} of {total:,} responses ({count / total:.0%}) were cut{limit}; a draft cannot learn their end. "
-        "Raise “Maximum tokens per response” and generate again.",
+        f"{count:,} of {total:,} responses ({count / total:.0%}) were truncated{limit}; a draft cannot learn their end. "
+        "Raise “Max tokens per response” and generate again.",
         "warn",
     )
 
@@ -72,7 +72,7 @@ def _truncation_warning(data: Dataset) -> str:
 AS_BEFORE = "The last job added no rows; the existing rows did not change."
 MANY_CUT = 0.25
 """Fraction of truncated responses from which a warning is displayed."""
-CUT_SHORT = "Stopped before every prompt had its responses; the finished rows can be used."
+CUT_SHORT = "Stopped before all responses were generated; the finished rows can be used."
 
 
 def details(data: Dataset, names: Mapping[str, str]) -> str:
@@ -87,18 +87,18 @@ def details(data: Dataset, names: Mapping[str, str]) -> str:
             ("Turns", _turns(report.get("turns"))),
             ("Response tokens", _count(report.get("answer_tokens", report.get("tokens")))),
             ("Mean row length", _mean(report, data.rows)),
-            ("Cut responses", _cut(report)),
-            ("Skipped because", _by_kind(report.get("left_out"))),
+            ("Truncated responses", _cut(report)),
+            ("Skip reasons", _by_kind(report.get("left_out"))),
             ("Labels", _by_kind(report.get("labels"))),
-            ("Mask known from", ", ".join(MASKS.get(k, k) for k in report.get("mask_sources") or {})),
+            ("Mask source", ", ".join(MASKS.get(k, k) for k in report.get("mask_sources") or {})),
             ("Duration", duration(report["seconds"]) if report.get("seconds") else ""),
             ("Speed", f"{speed:.0f} tokens/s" if speed else ""),
-            ("Responses by", config.get("endpoint") or names.get(data.base_id or "", "")),
+            ("Response model", config.get("endpoint") or names.get(data.base_id or "", "")),
             ("Prompts from", names.get(data.source_id or "", "") or config.get("original_name", "")),
             ("Hub revision", (report.get("hub") or {}).get("revision", "")[:12]),
             ("System prompt", config.get("system_prompt")),
             ("Temperature", temperature if data.kind == "conversations" else ""),
-            ("Maximum tokens", f"{config['max_tokens']} tokens" if config.get("max_tokens") else ""),
+            ("Max tokens", f"{config['max_tokens']} tokens" if config.get("max_tokens") else ""),
             ("Created", ago(data.created_at)),
             ("Id", data.id),
         ]
@@ -143,14 +143,10 @@ def distributions(data: Dataset) -> str:
     report = data.report or {}
     tokens, coverage = _pairs(report.get("lengths")), _pairs(report.get("coverage"))
     characters = _pairs(report.get("lengths_in_characters") if data.kind == "prompts" else None)
-    covers = "Response tokens that a draft vocabulary covers, by its size"
-    vocabulary = "tokens of the draft vocabulary"
-    charts = line_chart(
-        "Conversations up to a length in tokens", {"rows": tokens}, unit="conversations", across="tokens"
-    )
-    charts += line_chart(
-        "Prompts up to a length in characters", {"rows": characters}, unit="prompts", across="characters"
-    )
+    covers = "Draft vocabulary coverage"
+    vocabulary = "draft vocabulary size"
+    charts = line_chart("Conversation length", {"rows": tokens}, unit="conversations", across="tokens")
+    charts += line_chart("Prompt length", {"rows": characters}, unit="prompts", across="characters")
     charts += line_chart(covers, {"covered": coverage}, percent=True, across=vocabulary)
     return tag("div", charts, class_="sp-charts") if charts else ""
 
@@ -192,7 +188,7 @@ def preview(rows: list[dict[str, Any]], masks: Mapping[str, Mapping[str, Any]], 
         masked = [masks.get(str(row.get("id", ""))) for row in rows]
         rendered = (_masked(mask) if mask else plain_row(row) for row, mask in zip(rows, masked, strict=True))
         return (LEGEND if any(masked) else "") + "".join(rendered)
-    message = "No further row matches." if search.strip() else "Rows are shown here when they exist."
+    message = "No further row matches." if search.strip() else "No rows yet."
     return tag("p", message, class_="sp-lead")
 
 

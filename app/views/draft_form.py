@@ -60,9 +60,9 @@ class AddDraft:
             label = f"config.json and the weights, at most {settings.max_upload_mb} MB in total"
             files = uploads(label=label, elem_id="drafts-files", height=150, visible=False)
             with gr.Row():
-                called = {"info": "Name of the checkpoint.", "max_length": 200, "min_width": WIDE}
+                called = {"info": "Name of the draft.", "max_length": 200, "min_width": WIDE}
                 name = one_line("Name (optional)", "drafts-name", **called)
-                info = "Choose one only if it is detected incorrectly."
+                info = "Overrides detection."
                 layout = dropdown(LAYOUTS, value="", label="Format", info=info, elem_id="drafts-layout", min_width=WIDE)
             review, message = block(elem_id="drafts-review"), block(elem_id="drafts-said")
             with gr.Row(elem_classes="sp-buttons"):

@@ -81,7 +81,7 @@ def _result(session: Session, jobs: list[Job]) -> str:
         html = notice("Running on the server. You can close this page and come back later.", "info")
     elif broken:
         link = f"{PAGES['jobs']}?id={broken.id}"
-        html = notice("A step did not finish.", "warn", link, "See why, and retry")
+        html = notice("A step did not finish.", "warn", link, "Open the job")
     return html + (draft_result(session, trainings[checkpoint.job_id], checkpoint, jobs) if checkpoint else "")
 
 
@@ -90,8 +90,8 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
     base = session.get_one(Base, checkpoint.base_id)
     exports = [job for job in jobs if job.kind == "export" and job.state == "SUCCEEDED"]
     watch, verdict_html = model_link("playground", base.name, checkpoint.name), verdict.part(session, training)
-    links = "" if watch in verdict_html else link_button("Watch it draft", watch, main=True, id="open-playground")
-    links += link_button("Compare with plain decoding", model_link("compare", base.name, checkpoint.name))
+    links = "" if watch in verdict_html else link_button("Chat with the draft", watch, main=True, id="open-playground")
+    links += link_button("Compare with the baseline", model_link("compare", base.name, checkpoint.name))
     command = ""
     for job in exports:
         name = job.request["format"]

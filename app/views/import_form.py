@@ -56,10 +56,10 @@ class ImportForm:
                     hub = one_line("or a dataset on the Hub", "data-hub", placeholder="owner/name, or owner/name:train")
                     with gr.Row():
                         name = one_line("Name (optional)", "data-new-name", max_length=200)
-                        limit = gr.Textbox(label="Maximum rows", placeholder="all", elem_id="data-limit", min_width=110)
+                        limit = gr.Textbox(label="Max rows", placeholder="all", elem_id="data-limit", min_width=110)
             with gr.Row(equal_height=True):
                 kind = gr.Radio(list(KINDS), value=PROMPTS_ONLY, label="Import", elem_id="data-kind", scale=2)
-                base = gr.Dropdown([], label="Responses by", elem_id="data-answered-by", visible=False, info=EQUAL)
+                base = gr.Dropdown([], label="Response model", elem_id="data-answered-by", visible=False, info=EQUAL)
                 suites = [(each.title, each.name) for each in SUITES.values()]
                 suite = dropdown(
                     suites, value=suites[0][1], label="Suite", elem_id="data-suite", visible=False, info=FORMS

@@ -82,6 +82,6 @@ def own_kind_form(settings: Settings, kind: type[Request]) -> JobForm:
 def queued(settings: Settings, checkpoint_id: str, request: Callable[[Checkpoint], Request], what: str) -> str:
     """Submit a request for a checkpoint; notice that `what` is queued, or the error."""
     with reading(settings) as session:
-        row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+        row = manage.row(session, Checkpoint, "draft", checkpoint_id)
     job = submit(request(row), user=visitor.user(), settings=settings)
     return notice(f"Queued: {what}.", "good", f"/runs?id={job.id}", "Open the job")

@@ -67,7 +67,7 @@ def time_left(job: Job) -> str:
     if job.total and job.done >= job.total:
         return "finishing…"
     if job.eta_seconds is None:
-        return "measuring the time left…"
+        return "estimating the time left…"
     return f"{'at most ' if job.kind == 'evaluate' else ''}{duration(job.eta_seconds)} left"
 
 
@@ -93,7 +93,9 @@ def banner(job: Job, waits_for: str = "", made: Iterable[tuple[str, str, str]] =
     if paused(job):
         return notice(waits_for or f"{job.progress_note}.", "warn")
     if job.state == "INTERRUPTED":
-        return notice("Its worker stopped. It continues from its last checkpoint as soon as a worker is free.", "warn")
+        return notice(
+            "The worker stopped. The job continues from its last checkpoint as soon as a worker is free.", "warn"
+        )
     if job.state == "CANCELLED":
         return notice(job.error or "Stopped at your request.", "info")
     if job.state == "RUNNING" and job.cancel_requested:
@@ -117,4 +119,4 @@ def seconds(job: Job) -> float | None:
 
 
 def job_line(job: Job) -> str:
-    return tag("p", tag("a", "Its job: log, cancel, retry", href=f"/runs?id={job.id}"), class_="sp-lead")
+    return tag("p", tag("a", "Open the job: log, cancel, retry", href=f"/runs?id={job.id}"), class_="sp-lead")

@@ -10,7 +10,7 @@ from app.widgets import spreadsheet
 from app.widgets.elements import empty_state, link_button
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
-from app.widgets.picker import UNDATED_PAGER, pager_links, table
+from app.widgets.picker import pager_links, table
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
 from speculoos.suites import suite_title
@@ -63,7 +63,7 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
     listed = table(list(COLUMNS), rows, "Evaluations", True, NAMED, heads, shown.words("evaluation"))
-    pages = pager_links(shown, UNDATED_PAGER, lambda offset: address(view, **{"from": offset}))
+    pages = pager_links(shown, lambda offset: address(view, **{"from": offset}))
     return listed + pages
 
 
@@ -80,13 +80,13 @@ def empty_leaderboard(view: LeaderboardView) -> str:
         )
     return empty_state(
         "No evaluations yet",
-        "Measure checkpoints on questions above. Every result has a 95 % interval and the command to reproduce it.",
+        "Evaluate drafts above. Every result has a 95 % interval and the command that reproduces it.",
     )
 
 
 def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> str:
     """Of τ if the list is sorted by it, otherwise of the speedup; of the rows with the most common settings."""
-    by_tau = ("tau", "Mean accepted length τ", "")
+    by_tau = ("tau", "Mean accepted length (τ)", "")
     key, words, unit = by_tau if view.sort.endswith("tau") else ("speedup", "Speedup", " ×")
     alike: dict[str, list[Bar]] = {}
     for row in rows:

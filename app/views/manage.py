@@ -40,7 +40,7 @@ class Manage:
         with gr.Row(equal_height=True, elem_classes="sp-manage"):
             self.name = one_line("Name", f"{self.prefix}-name", max_length=200, scale=2)
             self.note = gr.Textbox(
-                label="Note (words starting with # are tags)",
+                label="Note (#words are tags)",
                 max_lines=4,
                 max_length=4000,
                 elem_id=f"{self.prefix}-note",
@@ -48,7 +48,7 @@ class Manage:
                 placeholder="…",
             )
         with gr.Row(elem_classes="sp-buttons"):
-            self.save = gr.Button("Save name and note", elem_id=f"{self.prefix}-save", **SMALL)
+            self.save = gr.Button("Save", elem_id=f"{self.prefix}-save", **SMALL)
             self.delete = gr.Button(
                 f"Delete this {self.word}", elem_id=f"{self.prefix}-delete", variant="stop", **SMALL
             )
@@ -84,7 +84,7 @@ class Manage:
 
 
 def confirmation_dialog(
-    prefix: str, words: str = "Delete for good", keep: str = "Keep it", html: str = ""
+    prefix: str, words: str = "Delete permanently", keep: str = "Cancel", html: str = ""
 ) -> tuple[gr.Column, gr.HTML, gr.Button]:
     """A hidden confirmation: (column, question, confirming button)."""
     with gr.Column(visible=False, elem_id=f"{prefix}-confirm") as confirmation:
@@ -96,7 +96,7 @@ def confirmation_dialog(
     return confirmation, question, really
 
 
-KEPT_ROWS_NOTE = {Experiment: "Its jobs, datasets and checkpoints are kept."}
+KEPT_ROWS_NOTE = {Experiment: "Its jobs, datasets and drafts are kept."}
 """Table → what remains when a row is deleted."""
 LEAVE_IF_EMPTY = "(id) => { if (!id) history.replaceState({}, '', location.pathname); }"
 
@@ -138,7 +138,7 @@ def row(session: Session, table: type[Table], word: str, row_id: str) -> Any:
     """The row. Raises NotFound."""
     if record := session.get(table, row_id):
         return record
-    raise NotFound(f"This {word} is gone: it was deleted, or the URL is wrong.")
+    raise NotFound(f"This {word} does not exist: it was deleted, or the URL is wrong.")
 
 
 def outcome_notice(action: Callable[[], str], tone: str = "good") -> str:

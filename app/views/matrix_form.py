@@ -22,7 +22,7 @@ from workers.jobs import matrix
 from workers.jobs.evaluate import suite_of
 from workers.jobs.requests import Evaluate, Matrix
 
-TREES = "own: the checkpoint's tuned tree · chain 4 · tree 4x2x1 · ngram (no draft) · or options as JSON. One per line."
+TREES = "own: the draft's tuned tree · chain 4 · tree 4x2x1 · ngram (no draft) · or options as JSON. One per line."
 SERVER = (
     "The same questions on a server of settings.toml: vLLM, SGLang, TensorRT-LLM or Speculoos. Acceptance is what the "
     "server reports; choose the model it serves to compare it with the local engine."
@@ -33,7 +33,7 @@ class MatrixForm:
     """Evaluation matrix: values to combine, estimate, start. `opened` has the values of `opens`."""
 
     def __init__(self, settings: Settings):
-        with closed_accordion("Measure checkpoints on suites", elem_id="matrix"):
+        with closed_accordion("Evaluate drafts on suites", elem_id="matrix"):
             with gr.Row():
                 models = dropdown([], multiselect=True, label="Models", elem_id="matrix-models")
                 suites = dropdown([], multiselect=True, label="Suites", elem_id="matrix-suites")
@@ -45,7 +45,7 @@ class MatrixForm:
             trees = gr.Textbox("own", label="Trees", info=TREES, lines=2, max_lines=8, elem_id="matrix-trees")
             fields = {"models": models, "suites": suites, "temperatures": temperatures, "tree_lines": trees}
             fields |= {"limit": limit, "max_tokens": tokens}
-            JobForm(settings, "matrix", "Start measuring", fields, matrix_request, note=cells_note)
+            JobForm(settings, "matrix", "Start evaluation", fields, matrix_request, note=cells_note)
         self.opens = [models, suites]
 
     @staticmethod
@@ -61,7 +61,7 @@ class ServerForm:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Measure a server", elem_id="served"):
+        with closed_accordion("Evaluate a server", elem_id="served"):
             block(tag("p", safe(SERVER), class_="sp-lead"))
             with gr.Row():
                 endpoint = dropdown([], label="Server", elem_id="served-endpoint")
@@ -73,7 +73,7 @@ class ServerForm:
                 limit, tokens = size_controls(Evaluate, "served")
             fields = {"endpoint": endpoint, "model": model, "plain_model": plain, "serves": serves, "suite": suite}
             fields |= {"limit": limit, "max_tokens": tokens}
-            JobForm(settings, "served", "Start measuring", fields, served_request)
+            JobForm(settings, "served", "Start evaluation", fields, served_request)
         self.opens = [endpoint, serves, suite]
 
     def opened(self, session: Session) -> list[Any]:

@@ -17,7 +17,7 @@ TITLES = {
     "top1": "Top-1 accuracy",
     "accuracy": "Accuracy",
     "acceptance": "Acceptance",
-    "tau": "Expected mean accepted length τ",
+    "tau": "Expected mean accepted length (τ)",
     "lr": "Learning rate",
     "tokens_per_second": "Tokens per second",
     "memory_mb": "Memory (MB)",

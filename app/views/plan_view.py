@@ -102,7 +102,7 @@ def speedup_table(result: Result) -> str:
         return ""
     best = [max(column) for column in zip(*speedups.values(), strict=True)]
     rows = [[safe(name), *map(_speedup, values, best)] for name, values in speedups.items()]
-    hint = tag("p", "Speedup over plain decoding at the same batch size; bold: the fastest.", class_="sp-hint")
+    hint = tag("p", "Speedup over the baseline at the same batch size; bold: the fastest.", class_="sp-hint")
     return hint + table(["Batch size", *batches], rows, "Speedup by draft shape and batch size", named=batches)
 
 
@@ -135,7 +135,7 @@ def _lines(result: Result, batches: list[str]) -> dict[str, list[tuple[float, fl
 
 
 def shapes_table(result: Result) -> str:
-    columns = ["Drafting", "τ", "Step (ms)", "Draft (ms)", "Tokens per second", "× plain"]
+    columns = ["Drafting", "τ", "Step (ms)", "Draft (ms)", "Tokens per second", "Speedup"]
     rows = []
     for shape in (result["plain"], *result["shapes"]):
         one = shape["by_batch"]["1"]

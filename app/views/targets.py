@@ -63,7 +63,7 @@ def why_off(session: Session, base_name: str, draft: str) -> str:
         return note.strip()
     if len(ready) > len(incompatible):
         return "Speculation is off: no draft is selected, so the base model generates every token." + note
-    return f"Speculation is off: {base_name} has no checkpoint yet. Train one on the Train page." + note
+    return f"Speculation is off: {base_name} has no draft yet. Train or import one." + note
 
 
 def all_targets(session: Session) -> list[tuple[str, str]]:

@@ -69,7 +69,7 @@ def missing_jobs_notice(result: SelectedTrainings) -> str:
             "left out."
         )
     if len(result.trainings) == 1:
-        words.append("Only one training run is selected. Select two or more on the page Jobs.")
+        words.append("Only one training run is selected. Select two or more on Jobs.")
     return notice(" ".join(words), "warn", "/runs", "Select on Jobs") if words else ""
 
 

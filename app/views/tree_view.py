@@ -41,9 +41,7 @@ class TreeForm:
         self.live = [block(elem_id="checkpoint-tuned")]
         with gr.Row(equal_height=True):
             dtype = dropdown(PRECISIONS, value="", label="Precision", elem_id="checkpoint-tune-dtype", min_width=180)
-            keep = gr.Checkbox(
-                True, label="Save the tree in the checkpoint if it is faster", elem_id="checkpoint-tune-keep"
-            )
+            keep = gr.Checkbox(True, label="Save the tree in the draft if it is faster", elem_id="checkpoint-tune-keep")
         review = block(elem_id="checkpoint-tune-review")
         start = gr.Button("Tune on this machine", elem_id="checkpoint-tune", **SMALL)
         message = block(elem_id="checkpoint-tune-said")
@@ -62,7 +60,7 @@ class TreeForm:
     @show_errors()
     def review_now(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
         with reading(self.settings) as session:
-            row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+            row = manage.row(session, Checkpoint, "draft", checkpoint_id)
             return self._review_html(session, tune_request(row, dtype, keep))
 
     def _review_html(self, session: Session, request: Tune) -> str:
@@ -98,7 +96,7 @@ def tuning_result(checkpoint: Checkpoint) -> str:
     rows = [
         ("Tree", _found_tree(result)),
         ("Expected τ", _with_interval(result, "expected_tau")),
-        ("Expected speedup", _with_interval(result, "expected_speedup", "× plain")),
+        ("Expected speedup", _with_interval(result, "expected_speedup", "×")),
         ("Machine", machine_name(result)),
         ("Precision", result.get("dtype")),
         ("Questions", result.get("questions")),
@@ -108,7 +106,7 @@ def tuning_result(checkpoint: Checkpoint) -> str:
     chart = line_chart(
         "Expected speedup by nodes",
         {"best tree per size": sizes},
-        unit="× plain",
+        unit="×",
         across="nodes, with the root",
         look=ChartStyle(best="max"),
     )
@@ -138,7 +136,7 @@ def kept_tree_note(result: Mapping[str, Any]) -> str:
     """What a tuning changed in the checkpoint; "" if unknown."""
     if "kept" not in result:
         return ""
-    return "The checkpoint now uses this tree." if result["kept"] and result.get("drafting") else trees.NOT_SAVED
+    return "The draft now uses this tree." if result["kept"] and result.get("drafting") else trees.NOT_SAVED
 
 
 def _found_tree(result: Mapping[str, Any]) -> str:

@@ -57,7 +57,7 @@ def verdict(known: TrainingFacts, ways: Mapping[str, str]) -> TrainingVerdict:
         return TrainingVerdict(text, "info", ways["evaluate"], "Evaluate it")
     if known.tau >= GOOD_TAU and not known.slower:
         text = f"{_meaning(known)} Chat with it, or export it for a server."
-        return TrainingVerdict(text, "good", ways["chat"], "Watch it draft")
+        return TrainingVerdict(text, "good", ways["chat"], "Chat with the draft")
     advice, step, button = _advice(known, ways)
     tone: Tone = "warn" if known.measured and (known.slower or known.tau < BREAK_EVEN_TAU) else "info"
     return TrainingVerdict(f"{_meaning(known)} {advice}", tone, ways[step], button)
@@ -68,7 +68,7 @@ def _meaning(known: TrainingFacts) -> str:
     text = f"τ {known.tau:.2f} {source}: each pass of the base model generates {known.tau:.1f} tokens instead of one."
     if known.speedup is not None:
         slow = "too slow: " if known.slower else ""
-        return f"{text} Measured on this machine, that is {slow}{known.speedup:.2f} × the speed of plain decoding."
+        return f"{text} Measured on this machine, that is {slow}{known.speedup:.2f} × the baseline."
     if not known.measured:
         return f"{text} Evaluate it on questions to measure its speed."
     if known.tau < BREAK_EVEN_TAU:

@@ -31,7 +31,7 @@ const drawTicks = () => {
   const bar = element.querySelector('.sp-bulk');
   if (!bar) return;
   bar.hidden = !chosen().length;
-  bar.querySelector('.sp-bulk-count').textContent = `${chosen().length} chosen`;
+  bar.querySelector('.sp-bulk-count').textContent = `${chosen().length} selected`;
   bar.querySelectorAll('button').forEach(calm);
   if (typing && document.activeElement === document.body) bar.querySelector('[data-bulk-text]')?.focus();
   for (const button of bar.querySelectorAll('[data-least]')) button.disabled = chosen().length < button.dataset.least;
@@ -75,21 +75,21 @@ class Action:
 
 def row_checkbox(row_id: str, name: str) -> str:
     """Checkbox before a row."""
-    return tag("input", type="checkbox", data_choose=row_id, aria_label=f"Choose {name}").removesuffix("</input>")
+    return tag("input", type="checkbox", data_choose=row_id, aria_label=f"Select {name}").removesuffix("</input>")
 
 
 def bulk_bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
     """The bar, hidden until a box is ticked; `actions`: name → (label, confirmation question); `more`: HTML at the
     end."""
     count = tag("span", "", class_="sp-bulk-count", role="status")
-    ticking = _button("all", "All on this page") + _button("none", "None")
+    ticking = _button("all", "Select page") + _button("none", "Clear")
     acting = "".join(_button(name, *texts) for name, texts in actions.items())
     return tag("div", count + ticking + acting + more, class_="sp-bulk", hidden=True)
 
 
 def compare_button() -> str:
     """Button that opens the comparison of the selected trainings; enabled from two on."""
-    return _button("go", "Compare trainings", go="/runs/compare?ids=", least=2)
+    return _button("go", "Compare training runs", go="/runs/compare?ids=", least=2)
 
 
 def name_field(name: str, button: str, label: str, known: Sequence[str]) -> str:

@@ -59,10 +59,10 @@ def _texts(payload: Any) -> str | list[str] | None:
 
 
 TREE = (
-    "own: the checkpoint's default · chain 4 · tree 4x2x1 · depth 4, top_k 8, nodes 32 (EAGLE) · or paths as in "
+    "own: the draft's default · chain 4 · tree 4x2x1 · depth 4, top_k 8, nodes 32 (EAGLE) · or paths as in "
     "Medusa and TensorRT-LLM: [[0], [0, 0], [1]]"
 )
-RULES = [("Exact (lossless): as plain decoding", EXACT), ("Typical (lossy): may differ from plain decoding", TYPICAL)]
+RULES = [("Exact (lossless)", EXACT), ("Typical (lossy)", TYPICAL)]
 
 
 DRAFTING = 3
@@ -91,8 +91,8 @@ def settings_drawer() -> tuple[list[gr.components.Component], list[gr.components
         tree = gr.Textbox("own", label="Tree", info=TREE, lines=1, max_lines=4, elem_id="tree")
         rule = gr.Radio(RULES, value=EXACT, label="Acceptance", elem_id="acceptance")
         probabilities = gr.Checkbox(
-            label="Record the model's probabilities",
-            info="p of every drafted token beside the draft's q, for rejected tokens too. Makes steps slower.",
+            label="Record the base model's probabilities",
+            info="p of every drafted token, beside the draft's q. Steps are slower.",
             elem_id="probabilities",
         )
     return [limit, temperature, seed, system, top_p, top_k], [tree, rule, probabilities]

@@ -28,7 +28,7 @@ def interval_chart(title: str, bars: Sequence[Bar], unit: str = "", hint: str = 
     top = max(1.0, *(max(bar.value, bar.high or 0.0) for bar in bars[:MOST]))
     rows = "".join(_row(bar, 100 / top, unit) for bar in bars[:MOST])
     words = tag("figcaption", safe(title + (f", the first {MOST}" if len(bars) > MOST else "")))
-    hint = f"Dashed line: 1 ×, plain decoding. {hint}" if "×" in unit else hint
+    hint = f"Dashed line: 1 ×, the baseline. {hint}" if "×" in unit else hint
     below = tag("p", safe(hint), class_="sp-hint sp-below") if hint else ""
     return tag("figure", words + tag("ol", rows, class_="sp-intervals") + below, class_="sp-chart")
 

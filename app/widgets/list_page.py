@@ -115,8 +115,8 @@ class ListPage:
                     visible=len(what.filters) > 1,
                     scale=3,
                 )
-                self.search = one_line("Search names and notes", f"{what.page}-find", scale=2)
-                sort = {"value": next(iter(SORT_ORDERS)), "label": "Order", "elem_id": f"{what.page}-order"}
+                self.search = one_line("Search", f"{what.page}-find", scale=2)
+                sort = {"value": next(iter(SORT_ORDERS)), "label": "Sort", "elem_id": f"{what.page}-order"}
                 self.sort = dropdown(list(SORT_ORDERS), min_width=190, **sort)
             self.fields = [self.filter, self.search, self.sort]
             self.table = picker(f"{what.page}-table", main=True, bulk=what.bulk)
@@ -169,7 +169,7 @@ class ListPage:
         try:
             with reading(self.settings) as session:
                 row = session.get(self.what.table, row_id) if row_id else None
-                missing = f"This {self.what.word} is gone: it was deleted, or the URL is wrong."
+                missing = f"This {self.what.word} does not exist: it was deleted, or the URL is wrong."
                 problem = ""
                 if row is None:
                     problem = notice(missing, "warn") if row_id else self.what.hint(session, query or {})

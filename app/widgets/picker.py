@@ -44,8 +44,6 @@ const follow = (event) => {
 element.addEventListener('click', follow);
 if (props.main) window.addEventListener('popstate', () => trigger('pick', {}));
 """
-UNDATED_PAGER = ("← Previous", "Next →")
-"""Texts of the pager of a list that is not ordered by time."""
 MANY_COLUMNS = 6
 """A list with as many columns has a menu that hides columns (static/tables.js)."""
 
@@ -87,17 +85,15 @@ def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
 
 def pager(name: str, page: Page[Any], query: ListQuery) -> str:
     """Which rows of page `name` are shown, with links to those before and after; "" if all are shown."""
-    words = UNDATED_PAGER if query.sort else ("← Newer", "Older →")
-    return pager_links(page, words, lambda offset: list_url(name, offset, query))
+    return pager_links(page, lambda offset: list_url(name, offset, query))
 
 
-def pager_links(page: Page[Any], words: tuple[str, str], address_of: Callable[[str], str]) -> str:
-    """A pager with the link texts `words` (back, forward); `address_of(row)` returns the URL of the list from a row
-    on."""
+def pager_links(page: Page[Any], address_of: Callable[[str], str]) -> str:
+    """A pager; `address_of(row)` returns the URL of the list from a row on."""
     if page.newer is None and page.older is None:
         return ""
     links = []
-    for text, offset in zip(words, (page.newer, page.older), strict=True):
+    for text, offset in zip(("← Previous", "Next →"), (page.newer, page.older), strict=True):
         to = {"href": address_of(offset), "data_offset": offset} if offset is not None else {"aria_disabled": "true"}
         links.append(tag("span" if offset is None else "a", safe(text), class_="sp-small-button", **to))
     html = links[0] + tag("span", safe(page.range)) + links[1]

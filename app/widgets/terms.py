@@ -24,11 +24,11 @@ TERMS = {
 LABELS = {
     **dict.fromkeys(("mean accepted length", "tokens per verification", "accepted length", "τ"), "tau"),
     **dict.fromkeys(("acceptance", "acceptance by depth", "acceptance rate"), "acceptance"),
-    **dict.fromkeys(("speedup", "against plain"), "speedup"),
+    **dict.fromkeys(("speedup", "vs. baseline"), "speedup"),
     **dict.fromkeys(("draft vocabulary", "coverage"), "draft-vocabulary"),
     **dict.fromkeys(("lossless", "same output"), "lossless"),
     **dict.fromkeys(("tree", "drafted tree", "tree of candidates"), "tree"),
-    **dict.fromkeys(("loss mask", "mask known from"), "loss-mask"),
+    **dict.fromkeys(("loss mask", "mask source"), "loss-mask"),
     **{"interval": "interval", "plain": "plain"},
 }
 TERM = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, sorted(LABELS, key=len, reverse=True)))})(?!\w)", re.IGNORECASE)

@@ -98,7 +98,7 @@ def cleanup(
 
 def verify(
     references: Annotated[
-        list[str] | None, typer.Argument(help="Models, MODEL@CHECKPOINT or datasets; default: all.")
+        list[str] | None, typer.Argument(help="Models, MODEL@DRAFT or datasets; default: all.")
     ] = None,
     as_json: Json = False,
 ) -> int:

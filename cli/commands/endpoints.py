@@ -26,7 +26,7 @@ def add(
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of a request in seconds.")] = Endpoint.timeout,
     retries: Annotated[int, typer.Option(min=0, help="Retries of a failed request.")] = Endpoint.retries,
     requests_per_minute: Annotated[
-        int, typer.Option(min=0, help="Maximum requests per minute and server; 0: no limit.")
+        int, typer.Option(min=0, help="Max requests per minute and server; 0: no limit.")
     ] = Endpoint.requests_per_minute,
     as_json: Json = False,
 ) -> None:

@@ -25,7 +25,7 @@ from workers.jobs.words import parse_settings
 @request_options(Evaluate)
 def evaluate(
     model: Annotated[
-        str, typer.Option(help="Base model: a name, BASE@CHECKPOINT, or a folder; with --endpoint the model it serves.")
+        str, typer.Option(help="Base model: a name, BASE@DRAFT, or a folder; with --endpoint the model it serves.")
     ] = "",
     checkpoint: CheckpointOption = "",
     questions: Annotated[str, typer.Option(help="Prompt file, or a dataset's name; default the built-in set.")] = "",

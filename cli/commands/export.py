@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="MODEL@CHECKPOINT, a checkpoint's name or its id.")],
+    checkpoint: Annotated[str, typer.Argument(help="MODEL@DRAFT, or a draft's name or id.")],
     output: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "--output",
             "-o",
-            help="File or folder to write; default: ./MODEL-CHECKPOINT.zip, or a folder for a server's format.",
+            help="File or folder to write; default: ./MODEL-DRAFT.zip, or a folder for a server's format.",
         ),
     ] = None,
     form: Annotated[
@@ -48,7 +48,7 @@ def export(
     estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> int:
-    """Write a checkpoint as a zip with checksums, or in a server's format, which is validated by loading it again."""
+    """Write a draft as a zip with checksums, or in a server's format, which is validated by loading it again."""
     settings = open_home()
     row = find(settings, checkpoint)
     if listing:

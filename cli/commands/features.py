@@ -25,7 +25,7 @@ def serve(
     ] = "float32",
     device: DeviceOption = "",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all.")] = 0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a request, including padding.")] = 65_536,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Max tokens per request, including padding.")] = 65_536,
 ) -> None:
     """Serve a base model's hidden states; the setting hidden_states of a training selects the server."""
     from training.hidden_states.server import RequestLimits, ServerAddress, serve

@@ -14,8 +14,8 @@ from ops.homes import open_home
 from speculoos.files import new_file
 from workers.jobs.words import parse_settings
 
-Model = Annotated[str, typer.Option(help="Base model: a name, BASE@CHECKPOINT, or a folder.")]
-CheckpointOption = Annotated[str, typer.Option(help="Draft checkpoint: a name or a folder.")]
+Model = Annotated[str, typer.Option(help="Base model: a name, BASE@DRAFT, or a folder.")]
+CheckpointOption = Annotated[str, typer.Option(help="Draft: a name or a folder.")]
 Draft = Annotated[
     list[str] | None,
     typer.Option("--draft", help='Draft option as key=value, such as drafter=ngram, depth=5 or tree="chain 4".'),
@@ -27,7 +27,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="User message; - reads it from standard input.")],
     checkpoint: CheckpointOption = "",
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum new tokens.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Max new tokens.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most likely tokens; 0: all.")] = 0,

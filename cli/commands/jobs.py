@@ -18,7 +18,7 @@ HIDDEN = ("child", "owner", "lease_until", "version", "work")
 
 @app.command("list")
 def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Max jobs.")] = 50,
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first, with the queue position and what a job waits for."""
@@ -39,7 +39,7 @@ def show(reference: Reference, as_json: Json = False) -> None:
 @app.command()
 def log(
     reference: Reference,
-    lines: Annotated[int, typer.Option(min=1, help="Maximum number of lines.")] = 200,
+    lines: Annotated[int, typer.Option(min=1, help="Max lines.")] = 200,
     as_json: Json = False,
 ) -> None:
     """Print the log of a job, newest lines last."""

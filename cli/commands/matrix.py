@@ -20,7 +20,7 @@ from workers.jobs.matrix import Matrix, matrix_evaluations
 
 @request_options(Matrix, "limit", "max_tokens", "seed")
 def matrix(
-    model: Annotated[list[str], typer.Option(help="Base model or BASE@CHECKPOINT; may be repeated.")],
+    model: Annotated[list[str], typer.Option(help="Base model or BASE@DRAFT; may be repeated.")],
     suite: Annotated[list[str] | None, typer.Option(help="Dataset of prompts, or built_in; may be repeated.")] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="0 is greedy; may be repeated.")] = None,
     top_p: Annotated[list[float] | None, typer.Option(help="Used above temperature 0; may be repeated.")] = None,

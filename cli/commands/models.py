@@ -14,15 +14,15 @@ from tracking import changes, queries
 from tracking.db import reading, writing
 from workers.jobs.requests import FetchModel, ImportDraft, Quantize
 
-app = listed("Base models and their checkpoints.")
-Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@CHECKPOINT.")]
+app = listed("Base models and their drafts.")
+Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@DRAFT.")]
 SOURCES = ("hub", "folder", "gguf", "starter")
 DRAFT_SOURCES = ("folder", "hub")
 
 
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
-    """List the base models with their folders and checkpoints."""
+    """List the base models with their folders and drafts."""
     with reading(open_home()) as session:
         bases, checkpoints = queries.bases(session), queries.checkpoints(session)
     keys = ("name", "path", "state", "source", "location", "id", "weights_sha256")
@@ -86,7 +86,7 @@ def quantize(
 def add_draft(
     location: Annotated[str, typer.Argument(help="Folder of a published draft, or its Hub id.")],
     model: Annotated[str, typer.Option(help="Base model that the draft was trained for: a name or id.")],
-    name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the new draft.")] = "",
     source: Annotated[str, typer.Option(help="folder or hub; default: detected from the location.")] = "",
     layout: Annotated[
         str, typer.Option("--format", help="Format of the draft, such as vllm-eagle3; default: detected.")
@@ -94,7 +94,7 @@ def add_draft(
     estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
-    """Add a published draft as a checkpoint: Medusa, EAGLE, or a small model with the same vocabulary."""
+    """Add a published draft: Medusa, EAGLE, or a small model with the same vocabulary."""
     from cli.follow import run_request
 
     settings, (source, location) = open_home(), _located(location, source, DRAFT_SOURCES)
@@ -123,7 +123,7 @@ def _located(location: str, source: str, known: tuple[str, ...]) -> tuple[str, s
 
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
-    """Show the card of a base model, or the training and the results of a checkpoint."""
+    """Show the card of a base model, or the training and the results of a draft."""
     _show(lambda session: queries.find_model(session, reference), as_json)
 
 
@@ -139,7 +139,7 @@ def _show(find, as_json: bool) -> None:
 def rename(
     reference: Reference, name: Annotated[str, typer.Argument(help="The new name.")], as_json: Json = False
 ) -> None:
-    """Rename a model or checkpoint; its files do not move."""
+    """Rename a model or draft; its files do not move."""
     with writing(open_home()) as session:
         base, checkpoint = queries.find_model(session, reference)
         changes.rename(session, checkpoint or base, name)
@@ -153,7 +153,7 @@ def remove(
     force: Annotated[bool, typer.Option("--force", help="Delete rows that depend on it as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a model or checkpoint with its files; a folder outside the home is kept."""
+    """Delete a model or draft with its files; a folder outside the home is kept."""
 
     def find(session):
         base, checkpoint = queries.find_model(session, reference)

@@ -19,7 +19,7 @@ from workers.jobs.requests import PlanRequest
 
 @request_options(PlanRequest)
 def plan(
-    model: Annotated[str, typer.Argument(help="BASE or BASE@CHECKPOINT: a name, or the folder of a base model.")],
+    model: Annotated[str, typer.Argument(help="BASE or BASE@DRAFT: a name, or the folder of a base model.")],
     machine: Annotated[Path | None, typer.Option(help="File with costs of another machine.")] = None,
     acceptance: Annotated[
         Path | None, typer.Option(help="Trace, or JSON of an evaluation, instead of measuring acceptance.")

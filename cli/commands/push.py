@@ -12,7 +12,7 @@ from speculoos.reporting import ConsoleReporter
 
 
 def push(
-    checkpoint: Annotated[str, typer.Argument(help="MODEL@CHECKPOINT, a checkpoint's name or its id.")],
+    checkpoint: Annotated[str, typer.Argument(help="MODEL@DRAFT, or a draft's name or id.")],
     repo: Annotated[str, typer.Option(help="OWNER/NAME on the Hub; created if it does not exist.")],
     form: Annotated[str, typer.Option("--format", help="own, or a format of `speculoos export --list`.")] = "own",
     public: Annotated[

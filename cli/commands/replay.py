@@ -36,13 +36,13 @@ PRINTED = (
 @request_options(ReplayRequest, "show")
 def run_draft(
     file: Annotated[Path, typer.Argument(help="Recorded responses: a file, or the folder or name of a dataset.")],
-    draft: Annotated[str, typer.Option(help="BASE@CHECKPOINT, the folder of a small model, or ngram.")],
+    draft: Annotated[str, typer.Option(help="BASE@DRAFT, the folder of a small model, or ngram.")],
     model: Annotated[str, typer.Option(help="Base model whose tokenizer encodes the responses; for ngram.")] = "",
     drafting: Annotated[
         list[str] | None, typer.Option("--set", help="Draft option as key=value, such as depth=5.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of responses.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=2, help="Maximum tokens per response to evaluate.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Max responses.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=2, help="Max tokens per response to evaluate.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Prompts are text to complete, not chat messages.")] = False,
     machine: Annotated[Path | None, typer.Option(help="File with costs of the target machine.")] = None,
     keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Store the result as an evaluation.")] = True,
@@ -57,7 +57,7 @@ def run_draft(
     if estimate:
         ids = served(settings, draft, "", str(file))
         if not ids["checkpoint_id"]:
-            raise BadInput(f"--estimate needs a checkpoint as --draft BASE@CHECKPOINT, got {draft!r}.")
+            raise BadInput(f"--estimate needs a trained draft as --draft BASE@DRAFT, got {draft!r}.")
         return show_estimate(settings, ReplayRequest(**ids, limit=limit or sys.maxsize), as_json)
 
     from corpus.recordings import read_recordings
@@ -109,7 +109,7 @@ def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, A
             raise BadInput("--draft ngram: name the base model with --model, whose tokenizer encodes the responses.")
         return open_prompt_lookup(Path(resolve(settings, model).base_path), drafting)
     if not ref.checkpoint_path:
-        raise BadInput(f"--draft {draft}: expected BASE@CHECKPOINT, got a base model.")
+        raise BadInput(f"--draft {draft}: expected BASE@DRAFT, got a base model.")
     base, loaded = load_target(settings, ref, device)
     for notice in getattr(loaded, "notices", ()):
         say(notice)

@@ -53,7 +53,7 @@ def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
     with reading(settings) as session:
         base, row = queries.find_model(session, model)
         if row and checkpoint:
-            raise BadInput(f"--model {model} contains a checkpoint; leave --checkpoint out.")
+            raise BadInput(f"--model {model} names a draft; leave --checkpoint out.")
         queries.must_be_ready(base)
         if checkpoint and not is_folder(checkpoint):
             row = queries.find_checkpoint(session, checkpoint, base.id)
@@ -82,7 +82,7 @@ def _with_folder(ref: TargetRef, checkpoint: str) -> TargetRef:
     if not checkpoint:
         return ref
     if not is_folder(checkpoint):
-        raise BadInput(f"--checkpoint {checkpoint}: with a folder as --model, use the folder of the checkpoint too.")
+        raise BadInput(f"--checkpoint {checkpoint}: with a folder as --model, use the folder of the draft too.")
     path = str(Path(checkpoint).expanduser().resolve())
     return replace(ref, name=f"{ref.name}@{path}", checkpoint_path=path)
 

@@ -16,7 +16,7 @@ from workers.jobs.requests import Tune
 
 @request_options(Tune)
 def tune(
-    model: Annotated[str, typer.Argument(help="BASE@CHECKPOINT.")],
+    model: Annotated[str, typer.Argument(help="BASE@DRAFT.")],
     questions: Annotated[str, typer.Option(help="Name of a dataset; default: the end of the built-in set.")] = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
@@ -29,7 +29,7 @@ def tune(
     with reading(settings) as session:
         base, draft = queries.find_model(session, model)
         if draft is None:
-            raise BadInput(f"{model}: expected BASE@CHECKPOINT, got a base model.")
+            raise BadInput(f"{model}: expected BASE@DRAFT, got a base model.")
         data = queries.find_dataset(session, questions).id if questions else ""
     request = Tune(base_id=base.id, checkpoint_id=draft.id, dataset_id=data, **options)
     if estimate:

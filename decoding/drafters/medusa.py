@@ -31,7 +31,7 @@ class MedusaDrafter(Drafter):
         self.shape = shape_from_choices(choices)
         if self.shape.max_depth > self.num_heads:
             raise BadInput(
-                f"The tree is {self.shape.max_depth} deep and this checkpoint has {self.num_heads} Medusa heads; "
+                f"The tree is {self.shape.max_depth} deep and this draft has {self.num_heads} Medusa heads; "
                 "use a shallower tree."
             )
         self.hidden: torch.Tensor | None = None

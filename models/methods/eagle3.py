@@ -12,14 +12,14 @@ class Eagle3Settings(DraftVocabularyConfig):
         3, "Training-time test: number of draft steps unrolled in training.", 1, 16, label="Unrolled steps"
     )
     ttt_decay: float = setting(
-        0.8, "Factor between the weights of neighbouring unrolled steps.", 0, 10, label="Decay per step"
+        0.8, "Factor between the weights of neighboring unrolled steps.", 0, 10, label="Decay per step"
     )
     norm_before_residual: bool = setting(False, "Take the residual after the hidden norm, as some EAGLE-3 heads do.")
     train_lm_head: bool = setting(
         True, "Train the draft's output matrix; false: faster.", label="Train the output matrix"
     )
     aux_layers: tuple[int, ...] = setting(
-        (), "Fused base layers (0-based, outputs); empty for low, middle and high.", label="Fused layers"
+        (), "Fused base layers (0-based, outputs); empty: low, middle and high.", label="Fused layers"
     )
 
 

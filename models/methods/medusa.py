@@ -19,7 +19,7 @@ class MedusaSettings(DraftVocabularyConfig):
         0.2, "Weight of the first head's loss.", 0, 100, label="Weight of the first head"
     )
     medusa_decay: float = setting(
-        0.8, "Factor between the weights of neighbouring heads.", 0, 10, label="Decay per head"
+        0.8, "Factor between the weights of neighboring heads.", 0, 10, label="Decay per head"
     )
 
 

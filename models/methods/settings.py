@@ -52,16 +52,20 @@ class TrainConfig(BaseModel):
     method: str
     # length
     epochs: float = setting(2.0, "Passes over the data; 0: until max_steps or max_minutes.", 0, 1e4, label="Epochs")
-    max_steps: int = setting(0, "Stop after this many optimizer steps; 0 for no limit.", 0, 10**9, label="Max steps")
+    max_steps: int = setting(0, "Stop after this many optimizer steps; 0: no limit.", 0, 10**9, label="Max steps")
     max_minutes: float = setting(
-        0.0, "Stop after this many minutes; 0 for no limit.", 0, 60 * 24 * 365, label="Max minutes"
+        0.0, "Stop after this many minutes; 0: no limit.", 0, 60 * 24 * 365, label="Time limit (minutes)"
     )
     patience: int = setting(
-        0, "Stop after this many evaluations without a better accepted length; 0: never.", 0, 10_000, label="Patience"
+        0,
+        "Stop after this many evaluations without a better mean accepted length; 0: never.",
+        0,
+        10_000,
+        label="Patience",
     )
     # data
     max_length: int = setting(
-        2048, "Longest conversation in tokens; the rest is cut off and counted.", 8, 10**6, label="Max length"
+        2048, "Max tokens per conversation; longer ones are truncated and counted.", 8, 10**6, label="Max length"
     )
     batch_tokens: int | None = setting(
         None, "Tokens per batch, including padding; empty: by the size of the data.", 8, 10**8, label="Tokens per batch"
@@ -70,14 +74,12 @@ class TrainConfig(BaseModel):
     held_out: float = setting(
         0.05, "Fraction of the conversations held out for evaluation.", 0, 0.9, label="Held-out fraction"
     )
-    max_held_out: int = setting(
-        64, "Maximum number of held-out conversations.", 0, 10**6, label="Max held-out conversations"
-    )
+    max_held_out: int = setting(64, "Max held-out conversations.", 0, 10**6, label="Max held-out conversations")
     cache_features_mb: int = setting(
-        1024, "Memory for caching hidden states; 0: recompute them.", 0, 10**7, label="Memory for hidden states, MB"
+        1024, "Memory for caching hidden states; 0: recompute them.", 0, 10**7, label="Memory for hidden states (MB)"
     )
     cache_disk_gb: float = setting(
-        0.0, "Disk for hidden states that do not fit in memory.", 0, 10**6, label="Disk for hidden states, GB"
+        0.0, "Disk for hidden states that do not fit in memory.", 0, 10**6, label="Disk for hidden states (GB)"
     )
     # hidden states
     hidden_states: str = setting(
@@ -91,7 +93,7 @@ class TrainConfig(BaseModel):
     )
     # optimizer
     optimizer: Literal["adamw", "sgd"] = setting("adamw", "adamw, or plain sgd.")
-    lr: float = setting(1e-3, "Highest learning rate.", 1e-12, 10, label="Learning rate")
+    lr: float = setting(1e-3, "Peak learning rate.", 1e-12, 10, label="Learning rate")
     weight_decay: float = setting(0.0, "AdamW's weight decay.", 0, 10)
     warmup_ratio: float = setting(
         0.05, "Fraction of the run in which the learning rate rises from zero.", 0, 1, label="Warm-up"
@@ -102,10 +104,10 @@ class TrainConfig(BaseModel):
     beta1: float = setting(0.9, "AdamW's first moment decay.", 0, 1, label="Beta 1")
     beta2: float = setting(0.95, "AdamW's second moment decay.", 0, 1, label="Beta 2")
     clip: float = setting(
-        0.5, "Largest gradient norm; larger ones are scaled down. 0 for no limit.", 0, 1e9, label="Max gradient norm"
+        0.5, "Max gradient norm; larger ones are scaled down; 0: no limit.", 0, 1e9, label="Max gradient norm"
     )
     draft_path: str = setting(
-        "", "Folder to start from: a checkpoint, or any small model for a standalone draft.", label="Start from"
+        "", "Folder to start from: a draft, or any small model for a standalone draft.", label="Start from"
     )
     seed: int = setting(0, "Random seed of the held-out split, the data order and all sampling.", 0, 2**31 - 1)
     # precision and device
@@ -121,7 +123,7 @@ class TrainConfig(BaseModel):
         label="Base precision",
     )
     save_dtype: Literal["float32", "bfloat16", "float16"] = setting(
-        "float32", "Precision of the stored weights.", label="Checkpoint precision"
+        "float32", "Precision of the stored weights.", label="Weights precision"
     )
     # reports and checkpoints
     log_every: int = setting(1, "Steps between points in the charts.", 1, 10**9, label="Logging interval")
@@ -189,10 +191,10 @@ class DraftVocabularyConfig(TrainConfig):
     """Settings of methods that support a draft vocabulary."""
 
     draft_vocab_size: int = setting(
-        0, "Tokens the draft can propose, most frequent first; 0 for all.", 0, 10**7, label="Draft vocabulary"
+        0, "Tokens the draft can propose, most frequent first; 0: all.", 0, 10**7, label="Draft vocabulary"
     )
     draft_vocab_coverage: float = setting(
-        0.0, "Share of the response tokens to cover; 0 for all.", 0, 1, label="Draft vocabulary by coverage"
+        0.0, "Share of the response tokens to cover; 0: all.", 0, 1, label="Draft vocabulary coverage"
     )
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ class StandaloneSettings(TrainConfig):
         PRUNED, "pruned: the base's weights with the largest norms; random: fresh weights.", label="Initial weights"
     )
     draft_loss: Literal["ce", "kl", "reverse_kl"] = setting(
-        "kl", "ce on the answers, kl (forward) or reverse_kl to the base's probabilities.", label="Loss"
+        "kl", "ce on the responses, kl (forward) or reverse_kl to the base's probabilities.", label="Loss"
     )
     gradient_checkpointing: bool = setting(False, "Compute activations twice to save memory.")
 

@@ -26,7 +26,7 @@ MAX_DEPTH = 32
 BRACKETS, LAST_COMMA = str.maketrans("()", "[]"), re.compile(r",\s*(?=\])")
 """Convert a list of tuples (vLLM) to JSON."""
 MAX_CHARACTERS = 20_000
-NOT_SAVED = "The tree was not saved: the checkpoint's drafting options are unchanged."
+NOT_SAVED = "The tree was not saved: the draft's drafting options are unchanged."
 EXPECTED_FORMS = (
     'expected own, "chain 4", "tree 4x2x1", ngram, paths such as [[0], [0, 0], [1]], or options, such as '
     '"depth 4, top_k 8, nodes 32"'

@@ -268,7 +268,7 @@ def test_an_evaluation_is_queued_with_a_link_to_its_job(home: Settings, base_id:
         job = rows.query(Job).one()
     assert (job.kind, job.request["checkpoint_id"]) == ("evaluate", row_id)
     assert f"/runs?id={job.id}" in html
-    assert "is gone" in measure(home, "0" * 32)
+    assert "does not exist" in measure(home, "0" * 32)
 
 
 def test_the_page_notices_when_an_evaluation_ends(home: Settings, base_id: str) -> None:

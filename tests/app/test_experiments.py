@@ -96,7 +96,7 @@ def test_jobs_are_added_by_name_and_taken_out_with_what_they_made(filled: Settin
     add = jobs_page.actions(filled)["add"]
     assert "Added to the experiment: 2." in run_bulk_action(add, ["job-1", "other"], "sizes")
     assert "Not done: 1. A name cannot be empty." in run_bulk_action(add, ["job-2"], "  ")
-    assert "This job is gone" in run_bulk_action(add, ["nowhere"], "sizes")
+    assert "This job does not exist" in run_bulk_action(add, ["nowhere"], "sizes")
     with db.reading(filled) as session:
         made = session.query(Experiment).filter_by(name="sizes").one()
         assert [job.id for job in experiments.jobs_of(session, made.id)] == ["job-1", "other"]
@@ -116,7 +116,7 @@ def test_a_shard_is_no_job_of_its_own(filled: Settings) -> None:
 
 
 def test_deleting_leaves_the_jobs(filled: Settings) -> None:
-    assert "Its jobs, datasets and checkpoints are kept" in question(filled, Experiment, "experiment", "exp")
+    assert "Its jobs, datasets and drafts are kept" in question(filled, Experiment, "experiment", "exp")
     delete(filled, Experiment, "experiment", "exp")
     with db.reading(filled) as session:
         assert session.get(Experiment, "exp") is None and session.get_one(Job, "job-1").experiment_id is None
@@ -168,7 +168,7 @@ def test_a_second_set_is_missed_when_it_goes(filled: Settings) -> None:
         draft = session.get_one(Checkpoint, "draft-2")
         draft.config = {**draft.config, "more_dataset_ids": ["more"]}
         session.flush()
-        assert changes.dependents(session, second) == ["the checkpoint “two” trained on it"]
+        assert changes.dependents(session, second) == ["the draft “two” trained on it"]
 
 
 def test_a_secret_with_a_quote_stays_secret_and_cells_stay_apart(filled: Settings) -> None:

@@ -103,9 +103,9 @@ def test_an_endpoint_is_told_from_a_base():
 @pytest.mark.parametrize(
     ("box", "value", "words"),
     [
-        ("limit", "many", "Maximum prompts: expected a whole number"),
-        ("limit", "0", "Maximum prompts"),
-        ("max_tokens", 2.5, "Maximum tokens per response"),
+        ("limit", "many", "Max prompts: expected a whole number"),
+        ("limit", "0", "Max prompts"),
+        ("max_tokens", 2.5, "Max tokens per response"),
         ("temperature", -1, "Temperature: expected 0 to 5"),
         ("temperature", "nan", "Temperature"),
         ("top_p", 0, "Top-p"),

@@ -334,7 +334,7 @@ def test_a_form_is_the_matrix_it_says() -> None:
         ({"temperatures": ""}, "Temperatures: expected one or more numbers"),
         ({"temperatures": "9"}, "Temperatures: expected 0 to 5"),
         ({"tree_lines": "oak"}, "Tree 'oak'"),
-        ({"limit": 0}, "Maximum questions per suite"),
+        ({"limit": 0}, "Max questions per suite"),
     ],
 )
 def test_a_form_that_says_nothing_is_told_what_it_lacks(changes: dict[str, Any], sentence: str) -> None:

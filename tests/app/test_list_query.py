@@ -85,7 +85,7 @@ def test_an_empty_search_says_so(filled: Settings, table) -> None:
 def test_a_job_list_has_a_box_before_each_row(filled: Settings) -> None:
     with reading(filled) as session:
         html = jobs.table(session, ListQuery("All"))
-    assert html.count("data-choose=") == 3 and "Delete for good?" in html
+    assert html.count("data-choose=") == 3 and "Delete permanently?" in html
     assert "<img" not in row_checkbox("x", "<img src=x>") and "hidden" in bulk_bar({"delete": ("Delete", "Sure?")})
 
 

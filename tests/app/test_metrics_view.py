@@ -11,7 +11,7 @@ from app.views.metrics_view import chart_of, charts, groups_of
         ("train/loss", "loss", "training"),
         ("eval/top1_head2", "top1, held out", "head 2"),
         ("eval/acceptance_depth10", "acceptance, held out", "depth 10"),
-        ("tau", "tau", "Expected mean accepted length τ"),
+        ("tau", "tau", "Expected mean accepted length (τ)"),
         ("gpu/memory_gb/GPU-5d3b1c21", "gpu_memory_gb", "GPU-5d3b1c21"),
         ("train/something_new", "something_new", "training"),
     ],

@@ -398,7 +398,7 @@ def test_a_broken_guided_run_says_where_it_broke_and_shows_what_was_trained(fill
         rows.get(Checkpoint, "heads").job_id = "succeeded"
     with reading(filled) as rows:
         html = guided_view.run_view(rows, filled, rows.get(Experiment, "experiment"))
-        assert "Watch it draft" in html and "/runs?id=failed" in html
+        assert "Chat with the draft" in html and "/runs?id=failed" in html
 
 
 def test_a_newcomer_sees_the_race_and_two_buttons(home):
@@ -454,7 +454,7 @@ def test_a_set_of_an_earlier_version_is_known_by_its_file(home):
 @pytest.mark.parametrize(
     ("finish", "words"),
     [
-        ({"length": 138, "stop": 62}, "138 of 200 responses (69%) were cut at 256 tokens"),
+        ({"length": 138, "stop": 62}, "138 of 200 responses (69%) were truncated at 256 tokens"),
         ({"length": 20, "stop": 180}, ""),
         ({}, ""),
     ],
@@ -463,7 +463,7 @@ def test_many_cut_answers_are_a_warning_that_names_the_fix(finish, words):
     data = Dataset(name="d", kind="conversations", state="ready", rows=200)
     data.report, data.config = {"finish": finish, "complete": True}, {"max_tokens": 256}
     html = data_view.state(data, None, "")
-    assert (words in html and "Raise “Maximum tokens per response”" in html) if words else html == ""
+    assert (words in html and "Raise “Max tokens per response”" in html) if words else html == ""
 
 
 def test_settings_tell_that_a_secret_is_set_and_never_what_it_is(home, monkeypatch):

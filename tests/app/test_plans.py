@@ -135,7 +135,7 @@ def test_recorded_answers_of_the_base_are_offered_and_replayed_by_a_job(filled):
     with reading(filled) as rows:
         assert [row_id for _, row_id in recorded(rows, rows.get(Checkpoint, "heads"))] == ["mine"]
     assert "choose a dataset" in replay(filled, "heads", None)
-    assert "is gone" in replay(filled, "gone", "mine")
+    assert "does not exist" in replay(filled, "gone", "mine")
     assert "/runs?id=" in replay(filled, "heads", "mine")
     with reading(filled) as rows:
         job = rows.query(Job).filter(Job.kind == "replay").one()

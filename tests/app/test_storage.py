@@ -35,7 +35,7 @@ def page(filled: Filled) -> StoragePage:
 def test_every_part_has_a_size_and_words(filled: Filled) -> None:
     survey = storage.survey(filled.settings)
     html = storage_view.parts_table(survey, filled.settings)
-    for title in ("Models", "Datasets", "Checkpoints", "Log files", "Uploads", "Database", "Automatic backups"):
+    for title in ("Models", "Datasets", "Drafts", "Log files", "Uploads", "Database", "Automatic backups"):
         assert title in html
     assert "kept 90 days" in html and "2 responses with 1 steps" in html
     assert "kept forever" in storage_view.parts_table(survey, replace(filled.settings, keep_runs_days=0))

@@ -26,8 +26,8 @@ def test_definitions_are_those_of_the_glossary() -> None:
     ("text", "key", "marked"),
     [
         ("τ", "tau", "τ"),
-        ("Mean accepted length τ", "tau", "Mean accepted length"),
-        ("Expected mean accepted length τ", "tau", "mean accepted length"),
+        ("Mean accepted length (τ)", "tau", "Mean accepted length"),
+        ("Expected mean accepted length (τ)", "tau", "mean accepted length"),
         ("Acceptance by depth, held out", "acceptance", "Acceptance by depth"),
         ("Response tokens that a draft vocabulary covers, by its size", "draft-vocabulary", "draft vocabulary"),
         ("Speedup", "speedup", "Speedup"),
@@ -54,6 +54,6 @@ def test_what_a_user_wrote_never_becomes_markup(text: str) -> None:
 
 
 def test_tiles_tables_facts_charts_and_scripts_define_their_labels() -> None:
-    assert TAU in elements.tile("Mean accepted length τ", 2) and TAU in table(["τ"], [["2"]], "Drafts")
+    assert TAU in elements.tile("Mean accepted length (τ)", 2) and TAU in table(["τ"], [["2"]], "Drafts")
     assert TAU in elements.facts([("τ", 2)]) and TAU in line_chart("τ", {"a": [(0, 1), (1, 2)]})
     assert '"tau": "Tokens that one verification yields' in head()

@@ -65,7 +65,7 @@ def test_a_tuning_is_shown_with_its_tree_machine_and_precision(home):
     html = of(home, lambda _, row: tree_view.tuning_result(row))
     assert "The machine was busy" in html and "sp-good" not in html, "no green tick for a loaded machine"
     assert "2.10, 1.90 – 2.30 (95 %)" in html and "1.40 – 1.62" in html
-    assert "The tree was not saved: the checkpoint" in html
+    assert "The tree was not saved: the draft" in html
 
 
 def test_a_dynamic_tree_has_one_depth_on_the_page(home):

@@ -106,7 +106,7 @@ def test_chats_are_searched_and_deleted_after_a_second_click(page: Page, workben
     page.get_by_role("button", name="Delete").click()
     with reading(workbench.settings) as rows:
         assert runs.group_runs(rows, wanted)
-    page.get_by_role("button", name="Delete for good?").click()
+    page.get_by_role("button", name="Delete permanently?").click()
     expect(page.locator("#chats li[data-chat]")).to_have_count(0)
     expect(page.locator(".sp-turn")).to_have_count(0)
     assert "chat=" not in page.url

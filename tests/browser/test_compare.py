@@ -62,7 +62,7 @@ def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Wor
     expect(page.locator("#recent a", has_text="again").first).to_be_visible()
     group = re.search(r"comparison=([0-9a-f]{32})", page.url).group(1)
     page.locator("#delete-comparison").click()
-    expect(page.locator("#delete-comparison")).to_have_text("Delete for good?")
+    expect(page.locator("#delete-comparison")).to_have_text("Delete permanently?")
     page.locator("#delete-comparison").click()
     expect(page.locator(".sp-empty h2")).to_have_text("Deleted")
     expect(page.locator(f'#recent a[href$="{group}"]')).to_have_count(0)

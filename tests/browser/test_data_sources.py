@@ -39,7 +39,7 @@ def test_a_newcomer_adds_what_comes_along_and_what_the_hub_has(bench: Workbench,
 
     page.goto(f"{bench.url}/data")
     expect(page.locator("#data-offer-built-in-questions")).to_contain_text("Added")
-    unfold(page, "Included datasets")
+    unfold(page, "Sample datasets")
     add.click()
     expect(page.locator("#data-said-builtin")).to_contain_text("was added before")
 

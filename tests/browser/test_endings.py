@@ -91,7 +91,7 @@ def test_what_a_button_said_goes_when_the_job_has_got_on(page: Page, workbench: 
     job_id = workbench.add(running)
     open_page(page, f"{workbench.url}/runs?id={job_id}")
     page.locator("#job-cancel").click()
-    expect(page.locator("#job-action-said")).to_contain_text("Asked to stop")
+    expect(page.locator("#job-action-said")).to_contain_text("Stop requested")
     page.wait_for_timeout(2_000)
     with writing(workbench.settings) as rows:
         job = rows.get_one(Job, job_id)

@@ -70,7 +70,7 @@ def test_a_matrix_starts_from_its_form(workbench: Workbench, page: Page) -> None
     base = add_base(workbench, "for a matrix")
     add_heads(workbench, base, "draft")
     page.goto(f"{workbench.url}/results")
-    page.get_by_role("button", name="Measure checkpoints on suites").click()
+    page.get_by_role("button", name="Evaluate drafts on suites").click()
     page.locator("#matrix-temperatures textarea, #matrix-temperatures input").first.fill("0, 1")
     page.locator("#matrix-trees textarea").fill("own\nchain 2")
     expect(page.locator("#matrix-review")).to_contain_text("4 evaluations")

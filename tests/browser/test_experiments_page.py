@@ -46,12 +46,12 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     address = page.url
     open_page(page, f"{workbench.url}/runs")
     for name in ("slow", "quick", "wild"):
-        page.get_by_role("checkbox", name=f"Choose Train {name}", exact=True).check()
+        page.get_by_role("checkbox", name=f"Select Train {name}", exact=True).check()
     field = page.get_by_role("combobox", name="Experiment (existing or new)")
     field.press_sequentially(NAME[:5])
     with writing(workbench.settings) as session:
         rename(session, session.get_one(Job, three[0]), "Train slow again")
-    expect(page.get_by_role("checkbox", name="Choose Train slow again", exact=True)).to_be_checked()
+    expect(page.get_by_role("checkbox", name="Select Train slow again", exact=True)).to_be_checked()
     page.keyboard.type(NAME[5:])  # the list was drawn anew meanwhile
     expect(field).to_have_value(NAME)
     page.get_by_role("button", name="Add to experiment").click()
@@ -59,7 +59,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     open_page(page, address)
     expect(page.locator("#experiment-figures tbody tr")).to_have_count(3)
     expect(page.locator("#experiment-curves figure")).to_contain_text("τ by tokens seen")
-    page.get_by_role("link", name="Compare its trainings").click()
+    page.get_by_role("link", name="Compare training runs").click()
     expect(page.locator("#trainings-charts figure")).to_have_count(3)
 
 
@@ -74,18 +74,18 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     assert caught.value.suggested_filename == "sizes.csv"
     rows = list(csv.DictReader(caught.value.path().read_text("utf-8-sig").splitlines()))
     assert {row["job_id"] for row in rows} == set(three) and len(rows) == 6
-    page.get_by_role("checkbox", name="Choose Train wild", exact=True).check()
+    page.get_by_role("checkbox", name="Select Train wild", exact=True).check()
     page.get_by_role("button", name="Remove from the experiment").click()
     page.get_by_role("button", name="Remove from the experiment? The jobs are not deleted.").click()
     expect(page.locator("#experiment-bulk-said")).to_contain_text("Removed from the experiment: 1.")
     expect(page.locator("#experiment-figures tbody tr")).to_have_count(2)
     page.locator("#experiment-manage button").first.click()
     page.locator("#experiment-note textarea").fill("<i>longer</i> is better")
-    page.get_by_role("button", name="Save name and note").click()
+    page.get_by_role("button", name="Save").click()
     expect(page.locator("#experiment-head .sp-note")).to_have_text("<i>longer</i> is better")
     page.get_by_role("button", name="Delete this experiment").click()
-    expect(page.locator("#experiment-question")).to_contain_text("Its jobs, datasets and checkpoints are kept.")
-    page.get_by_role("button", name="Delete for good").click()
+    expect(page.locator("#experiment-question")).to_contain_text("Its jobs, datasets and drafts are kept.")
+    page.get_by_role("button", name="Delete permanently").click()
     page.wait_for_url("**/runs/experiments")
     expect(page.locator("#experiments-table")).not_to_contain_text("sizes")
     with reading(workbench.settings) as session:
@@ -98,7 +98,7 @@ def test_a_training_is_started_in_an_experiment(page: Page, workbench: Workbench
         open_page(page, f"{workbench.url}/runs/new?experiment={made}")
         expect(page.locator("#train-experiment input")).to_have_value("amounts")
         open_page(page, f"{workbench.url}/runs/experiments?id={made}")
-        page.get_by_role("link", name="Train another").click()
+        page.get_by_role("link", name="Train another draft").click()
         page.wait_for_url(f"**/runs/new?experiment={made}")
     finally:
         with writing(workbench.settings) as session:

@@ -112,20 +112,20 @@ def test_jobs_are_cancelled_and_deleted_together(page: Page, workbench: Workbenc
     bar, said = page.locator(".sp-bulk"), page.locator("#jobs-bulk-said")
     expect(rows(page)).to_have_count(3)
     expect(bar).to_be_hidden()
-    page.get_by_label("Choose bulk waits").check()
+    page.get_by_label("Select bulk waits").check()
     ticked = "box => { const style = getComputedStyle(box); return [style.appearance, style.backgroundImage]; }"
-    assert page.get_by_label("Choose bulk waits").evaluate(ticked) == ["auto", "none"], "a white tick on nothing"
-    expect(bar).to_contain_text("1 chosen")
+    assert page.get_by_label("Select bulk waits").evaluate(ticked) == ["auto", "none"], "a white tick on nothing"
+    expect(bar).to_contain_text("1 selected")
     bar.get_by_role("button", name="Cancel").click()
-    expect(said).to_contain_text("Asked to stop: 1.")
+    expect(said).to_contain_text("Stop requested: 1.")
     expect(page.locator("#jobs-table", has_text="Cancelled")).to_be_visible()
-    page.get_by_label("Choose bulk done").check()
-    bar.get_by_role("button", name="All on this page").click()
-    expect(bar).to_contain_text("3 chosen")
+    page.get_by_label("Select bulk done").check()
+    bar.get_by_role("button", name="Select page").click()
+    expect(bar).to_contain_text("3 selected")
     bar.get_by_role("button", name="Delete").click()
     with reading(workbench.settings) as session:
         assert session.get(Job, three[0]) is not None, "it asks first"
-    bar.get_by_role("button", name="Delete for good?").click()
+    bar.get_by_role("button", name="Delete permanently?").click()
     expect(said).to_contain_text("Deleted: 3.")
     expect(page.locator("#jobs-table .sp-empty")).to_be_visible()
     with reading(workbench.settings) as session:
@@ -139,7 +139,7 @@ def test_checkpoints_are_deleted_together(page: Page, workbench: Workbench) -> N
     open_page(page, f"{workbench.url}/models/drafts?find=doomed")
     page.locator(".sp-bulk button", has_text="All on").evaluate("(node) => node.click()")
     page.locator(".sp-bulk").get_by_role("button", name="Delete").click()
-    page.locator(".sp-bulk").get_by_role("button", name="Delete for good").click()
+    page.locator(".sp-bulk").get_by_role("button", name="Delete permanently").click()
     expect(page.locator("#checkpoints-bulk-said")).to_contain_text("Deleted: 2.")
     with reading(workbench.settings) as session:
         assert all(session.get(Checkpoint, row_id) is None for row_id in ids)

@@ -31,7 +31,7 @@ def test_one_logs_in_works_and_logs_out(locked: Workbench, page: Page, tmp_path:
     page.keyboard.type("Ada <b>Lovelace</b>")
     page.keyboard.press("Enter")
     page.wait_for_url(f"{locked.url}/models/drafts?id=x")
-    expect(page.locator("#checkpoints-problem")).to_contain_text("This checkpoint is gone")
+    expect(page.locator("#checkpoints-problem")).to_contain_text("This draft does not exist")
     page.get_by_role("link", name="Playground").click()
     expect(page.locator("#why-off")).to_contain_text("There is no base model yet")
     upload(page, locked, tmp_path)

@@ -149,7 +149,7 @@ def test_a_speedup_under_another_load_is_marked_as_noisy_and_can_be_measured_aga
         expect(retry).to_be_hidden()
     else:
         expect(page.locator(".sp-tile-note", has_text="other programs used 10 %")).to_contain_text("and 80 % during")
-        expect(retry).to_have_text("Retry: measure plain decoding again")
+        expect(retry).to_have_text("Measure the baseline again")
         with page.expect_response("**/plain?again=true") as answer:
             retry.click()
         assert answer.value.json()["state"] == "QUEUED", "another measurement, not the noisy one"

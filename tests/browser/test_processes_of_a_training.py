@@ -48,7 +48,7 @@ def start(page: Page, bench: Workbench) -> str:
     box(page, "set-max_steps").fill(str(STEPS))
     unfold(page, "Logging and checkpoints")
     box(page, "set-save_every").fill("5")
-    unfold(page, "Several processes")
+    unfold(page, "Distributed training")
     box(page, "train-processes").fill("2")
     choose(page, "train-sharding", "fsdp")
     expect(command).to_contain_text("--processes 2 --sharding fsdp")

@@ -21,7 +21,7 @@ def test_sizes_links_and_leftovers(workbench: Workbench, page: Page) -> None:
     for path in (lost / "shard-00000.jsonl", lost):
         os.utime(path, (1.7e9, 1.7e9))
     page.goto(f"{workbench.url}/settings/storage")
-    expect(page.locator("#storage-parts")).to_contain_text("Checkpoints")
+    expect(page.locator("#storage-parts")).to_contain_text("Drafts")
     page.locator("#storage-count").click()
     row = page.locator("#storage-things a", has_text="to delete")
     expect(row).to_be_visible()

@@ -54,7 +54,7 @@ def start_training(page: Page, bench: Workbench, data: str, steps: int, name: st
     box(page, "set-max_steps").fill(str(steps))
     expect(page.locator("#train-review .sp-command")).to_contain_text(f"max_steps={steps}")
     if processes > 1:
-        unfold(page, "Several processes")
+        unfold(page, "Distributed training")
         box(page, "train-processes").fill(str(processes))
         choose(page, "train-sharding", "fsdp")
         expect(page.locator("#train-review .sp-command")).to_contain_text(f"--processes {processes} --sharding fsdp")
@@ -79,7 +79,7 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     page.locator("#generate-start").click()
     page.wait_for_url("**/runs?id=*")
     job_is(page, "SUCCEEDED")
-    page.get_by_role("link", name="Open it").click()
+    page.get_by_role("link", name="Open").click()
     expect(page.locator("#dataset-preview .sp-in-loss").first).to_be_visible()
     expect(page.locator("#dataset-preview")).to_contain_text(HOSTILE)
     page.get_by_role("link", name="Train a draft on it").click()
@@ -229,7 +229,7 @@ def test_a_failed_job_says_in_a_sentence_what_was_wrong(page: Page, bench: Workb
     alert = page.locator("#dataset-head [role=alert]")
     expect(alert).to_be_visible()
     assert "Traceback" not in alert.inner_text()
-    page.get_by_role("link", name="Its job: log, cancel, retry").click()
+    page.get_by_role("link", name="Open the job: log, cancel, retry").click()
     job_is(page, "FAILED")
     expect(page.locator("#job-retry")).to_have_text("Retry")
 
@@ -321,7 +321,7 @@ def test_a_published_head_is_uploaded_tried_and_exported(page: Page, bench: Work
     with reading(bench.settings) as session:
         base_id = queries.find_base(session, "tiny").id
     page.goto(f"{bench.url}/models?id={base_id}")
-    page.get_by_role("link", name="Import a published draft").click()
+    page.get_by_role("link", name="Import a draft").click()
     expect(page.locator("#drafts-base input")).to_have_value(re.compile("tiny"))
     page.locator("#drafts-source").get_by_label("Upload").check()
     files = page.locator("#drafts-files input[type=file]")

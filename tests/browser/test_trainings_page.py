@@ -47,10 +47,10 @@ def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
     page: Page, browser: Browser, workbench: Workbench, three: list[str]
 ) -> None:
     open_page(page, f"{workbench.url}/runs")
-    compare = page.get_by_role("button", name="Compare trainings")
-    page.get_by_role("checkbox", name="Choose Train slow", exact=True).check()
+    compare = page.get_by_role("button", name="Compare training runs")
+    page.get_by_role("checkbox", name="Select Train slow", exact=True).check()
     expect(compare).to_be_disabled()
-    page.get_by_role("checkbox", name="Choose Train quick", exact=True).check()
+    page.get_by_role("checkbox", name="Select Train quick", exact=True).check()
     compare.click()
     page.wait_for_url("**/runs/compare?ids=*,*")
     expect(page.locator("#trainings-charts figure")).to_have_count(3)

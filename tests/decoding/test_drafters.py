@@ -218,7 +218,7 @@ def test_medusa_places_each_heads_candidates_by_depth_and_rank(base):
 
 def test_a_medusa_tree_deeper_than_the_heads_is_refused_and_the_default_fits_them(base):
     heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
-    with pytest.raises(BadInput, match="3 deep and this checkpoint has 2"):
+    with pytest.raises(BadInput, match="3 deep and this draft has 2"):
         MedusaDrafter(heads, [[0, 0, 0]])
     assert MedusaDrafter(heads).shape.max_depth == 2
 

@@ -73,7 +73,7 @@ def test_the_beginning_of_the_first_file_is_fetched_and_of_parquet_all(hub: str,
     assert parquet[0].endswith(".parquet") and parquet[2] == "PAR1"
     assert long == ["rows.jsonl", PREVIEW_BYTES, '{"me']
     assert chats[0] == "data/train-00000-of-00002.jsonl" and chats[1] < 1000
-    assert "too large for a preview" in large and "Maximum rows" in large
+    assert "too large for a preview" in large and "Max rows" in large
     assert "several parts" in unclear
 
 

@@ -49,7 +49,7 @@ def damaged(found: dict) -> dict[str, dict]:
 def test_everything_whole_is_said_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        *("ok  model tiny", "ok  checkpoint tiny@heads", "ok  dataset answers", "3 checked, none damaged.")
+        *("ok  model tiny", "ok  draft tiny@heads", "ok  dataset answers", "3 checked, none damaged.")
     ]
 
 

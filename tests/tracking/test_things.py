@@ -54,7 +54,7 @@ def test_models_are_found_as_base_or_base_at_checkpoint(database: Settings, thin
             queries.find_checkpoint(session, "heads")
         with pytest.raises(NotFound, match="no model 'three'; known are two, one"):
             queries.find_model(session, "three")
-        with pytest.raises(NotFound, match="no checkpoint 'one@hats'"):
+        with pytest.raises(NotFound, match="no draft 'one@hats'"):
             queries.find_model(session, "one@hats")
 
 
@@ -102,7 +102,7 @@ def test_deletion_says_what_depends_on_it_and_force_takes_it_along(database: Set
     (half / "model.safetensors").write_bytes(b"x" * 10)
     with pytest.raises(Conflict) as caught, db.writing(database) as session:
         changes.delete(session, database, session.get_one(Base, things["one"]))
-    assert "the checkpoint “heads”" in str(caught.value) and "the dataset “answers”" in str(caught.value)
+    assert "the draft “heads”" in str(caught.value) and "the dataset “answers”" in str(caught.value)
     with db.writing(database) as session:
         paths = changes.delete(session, database, session.get_one(Base, things["one"]), force=True)
     assert changes.remove_files(paths) == 110 and not folder.parent.exists() and not half.exists()

@@ -65,8 +65,8 @@ class Evaluate(Measurement):
     base_id: str = ""
     checkpoint_id: str = ""
     dataset_id: str = ""
-    limit: int = setting(20, "Maximum number of questions.", 1, MAX_NUMBER, label="Maximum questions")
-    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MAX_NUMBER, label="Maximum tokens per turn")
+    limit: int = setting(20, "Max questions.", 1, MAX_NUMBER, label="Max questions")
+    max_tokens: int = setting(128, "Max new tokens per turn.", 1, MAX_NUMBER, label="Max tokens per turn")
     drafting: dict[str, Any] = {}  # options of decoding.drafters: tree, depth, …
     temperature: float = setting(0.0, "0 is greedy.", 0, MAX_TEMPERATURE)
     top_p: float = setting(1.0, "Sample from the most likely tokens with this total probability.", label="Top-p")
@@ -154,8 +154,8 @@ class PlanRequest(Measurement):
     base_id: str
     checkpoint_id: str = ""
     dataset_id: str = ""
-    limit: int = setting(6, "Maximum number of questions.", 1)
-    max_tokens: int = setting(48, "Maximum new tokens per response.", 8)
+    limit: int = setting(6, "Max questions.", 1)
+    max_tokens: int = setting(48, "Max new tokens per response.", 8)
     batches: list[int] = setting([1, 2, 4, 8, 16], "Batch sizes to plan for, such as 1,4,16.", label="Batch sizes")
     layers: list[int] = setting([2, 4, 8], "Numbers of layers of standalone drafts.", label=LAYERS)
     costs: dict[str, Any] = {}
@@ -189,7 +189,7 @@ class ReplayRequest(Measurement):
     base_id: str
     checkpoint_id: str
     dataset_id: str
-    limit: int = setting(50, "Maximum number of responses.", 1)
+    limit: int = setting(50, "Max responses.", 1)
     show: int = setting(3, "Responses to store for the Playground.", 0)
     drafting: dict[str, Any] = {}
     evaluation_id: str = ""
@@ -224,10 +224,10 @@ class Tune(Measurement):
     base_id: str
     checkpoint_id: str
     dataset_id: str = ""
-    limit: int = setting(6, "Maximum number of questions.", 1)
-    max_tokens: int = setting(48, "Maximum new tokens per response.", 8)
+    limit: int = setting(6, "Max questions.", 1)
+    max_tokens: int = setting(48, "Max new tokens per response.", 8)
     dtype: str = setting("", DTYPE_HELP, label="Precision")
-    keep: bool = setting(True, "Save the tree in the checkpoint if it is faster.")
+    keep: bool = setting(True, "Save the tree in the draft if it is faster.")
 
     def check_options(self) -> None:
         check_sampling((), (), [self.dtype])

@@ -33,10 +33,10 @@ class GenerateData(Request):
     endpoint_model: str = setting(
         "", "Model name to request from that endpoint; empty: the one in settings.toml.", label="Model at the endpoint"
     )
-    limit: int | None = setting(None, "Use only the first prompts; empty: all.", 1, label="Maximum prompts")
+    limit: int | None = setting(None, "Use only the first prompts; empty: all.", 1, label="Max prompts")
     system_prompt: str = setting("", "System prompt put before each conversation.", label="System prompt (optional)")
     max_tokens: int = setting(
-        256, "Maximum tokens per response; longer ones are cut.", 1, 100_000, label="Maximum tokens per response"
+        256, "Max tokens per response; longer ones are truncated.", 1, 100_000, label="Max tokens per response"
     )
     temperature: float = setting(0.0, "0 is greedy: always the most likely token.", 0, 5)
     top_p: float = setting(1.0, "Sample from the most likely tokens with this total probability.", 0, 1, label="Top-p")
@@ -62,7 +62,9 @@ class GenerateData(Request):
     api: Literal["chat", "completions"] = setting(
         "chat", "chat, or completions with the base's chat template, applied here.", label="API of the endpoint"
     )
-    drop_cut: bool = setting(False, "Skip responses that were cut by the limit.", label="Skip cut responses")
+    drop_cut: bool = setting(
+        False, "Skip responses that were truncated at the token limit.", label="Skip truncated responses"
+    )
     hidden_states_store: str = setting(
         "", "Name of a store for hidden states, which trainings of Medusa heads read.", label="Hidden states store"
     )

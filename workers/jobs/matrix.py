@@ -43,8 +43,8 @@ class Matrix(Request):
     drafting: list[dict[str, Any]] = [{}]
     top_ps: list[float] = setting([1.0], "Used above temperature 0; may be repeated.")
     dtypes: list[str] = setting([""], f"{DTYPE_HELP} May be repeated.")
-    limit: int = setting(20, "Maximum questions per suite.", 1, MAX_NUMBER, label="Maximum questions per suite")
-    max_tokens: int = setting(128, "Maximum new tokens per turn.", 1, MAX_NUMBER, label="Maximum tokens per turn")
+    limit: int = setting(20, "Max questions per suite.", 1, MAX_NUMBER, label="Max questions per suite")
+    max_tokens: int = setting(128, "Max new tokens per turn.", 1, MAX_NUMBER, label="Max tokens per turn")
     seed: int = setting(0, SEED_HELP)
 
     def inputs(self) -> list[tuple[type[Table], str]]:
@@ -157,9 +157,9 @@ def _method(session: Session, model: dict[str, str]) -> str:
         return ""
     checkpoint = session.get(Checkpoint, model["checkpoint_id"])
     if checkpoint is None:
-        raise NotFound("A checkpoint of this matrix was deleted; choose another.")
+        raise NotFound("A draft of this matrix was deleted; choose another.")
     if checkpoint.base_id != model["base_id"]:
-        raise BadInput(f"The checkpoint “{checkpoint.name}” was not trained for that base.")
+        raise BadInput(f"The draft “{checkpoint.name}” was not trained for that base.")
     return checkpoint.method
 
 

@@ -165,7 +165,7 @@ class ImportPrompts(ImportFile):
 
     path: str
     original_name: str = ""
-    limit: int | None = setting(None, LIMIT_HELP, 1, label="Maximum rows")
+    limit: int | None = setting(None, LIMIT_HELP, 1, label="Max rows")
     delete_after: bool = False  # an upload
     suite: str = setting(
         "",
@@ -198,7 +198,7 @@ class ImportAnswered(ImportFile):
     path: str
     base_id: str
     original_name: str = ""
-    limit: int | None = setting(None, LIMIT_HELP, 1, label="Maximum rows")
+    limit: int | None = setting(None, LIMIT_HELP, 1, label="Max rows")
     delete_after: bool = False
     dataset_id: str = ""
     fields: dict[str, str] = setting({}, FIELDS_HELP)
