@@ -125,7 +125,9 @@ def _fastest(
     top = max(sizes, key=lambda size: size.speedup, default=None)
     if top is None or top.speedup <= 1.0:
         return TreePlan(0, 0, (), 1.0, 1.0, sizes, PLAIN_IS_FASTER)
-    verdict = f"{top.nodes} nodes, depth {top.depth}: expected τ {top.expected_tau:.2f}, {top.speedup:.2f} × plain."
+    verdict = (
+        f"{top.nodes} nodes, depth {top.depth}: expected τ {top.expected_tau:.2f}, {top.speedup:.2f} × the baseline."
+    )
     return TreePlan(top.nodes, top.depth, best[top.nodes][1], top.expected_tau, top.speedup, sizes, verdict)
 
 

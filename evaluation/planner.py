@@ -237,7 +237,9 @@ def _shapes_verdict(plan_result: dict[str, Any]) -> str:
     fastest = next(shape for shape in plan_result["shapes"] if shape["name"] == name)
     one_sequence = fastest["by_batch"]["1"]
     share = one_sequence["draft_ms"] / one_sequence["step_ms"]
-    sentence = f"For one sequence a {name} is fastest: {one_sequence['speedup']:.2f} × plain, τ {fastest['tau']:.2f}; "
+    sentence = (
+        f"For one sequence a {name} is fastest: {one_sequence['speedup']:.2f} × the baseline, τ {fastest['tau']:.2f}; "
+    )
     sentence += f"{share:.0%} of its step is drafting."
     batches = [int(batch) for batch in plan_result["best"]]
     if plan_result["stops_at"]:

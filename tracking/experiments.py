@@ -37,7 +37,7 @@ def move_to_experiment(session: Session, job_id: str, name: str | None) -> None:
     Raises NotFound, or Conflict if it is a shard."""
     job = session.get(Job, job_id)
     if job is None:
-        raise NotFound("This job is gone; it was deleted, or the address is wrong.")
+        raise NotFound("This job does not exist: it was deleted, or the URL is wrong.")
     if job.parent_id:
         raise Conflict(f"“{job.name}” is a part of another job; choose that one.")
     experiment_id = None if name is None else queries.ensure_experiment(session, name.strip()).id

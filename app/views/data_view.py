@@ -63,8 +63,8 @@ def _truncation_warning(data: Dataset) -> str:
     max_tokens = (data.config or {}).get("max_tokens")
     limit = f" at {max_tokens:,} tokens" if isinstance(max_tokens, int) else ""
     return notice(
-        f"{count:,} of {total:,} responses ({count / total:.0%}) were truncated{limit}; a draft cannot learn their end. "
-        "Raise “Max tokens per response” and generate again.",
+        f"{count:,} of {total:,} responses ({count / total:.0%}) were truncated{limit}; a draft cannot learn "
+        "their end. Raise “Max tokens per response” and generate again.",
         "warn",
     )
 

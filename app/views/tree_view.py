@@ -106,7 +106,7 @@ def tuning_result(checkpoint: Checkpoint) -> str:
     chart = line_chart(
         "Expected speedup by nodes",
         {"best tree per size": sizes},
-        unit="×",
+        unit="× baseline",
         across="nodes, with the root",
         look=ChartStyle(best="max"),
     )

@@ -223,7 +223,7 @@ def test_the_address_goes_before_what_a_chat_used_last(home: Settings, base_id: 
 
 def test_the_page_says_why_speculation_is_off(home: Settings, base_id: str) -> None:
     with reading(home) as rows:
-        assert "no checkpoint yet" in targets.why_off(rows, "tiny", "")
+        assert "no draft yet" in targets.why_off(rows, "tiny", "")
     add_checkpoint(home, base_id)
     with reading(home) as rows:
         assert "no draft is selected" in targets.why_off(rows, "tiny", "")

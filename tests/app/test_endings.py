@@ -43,7 +43,7 @@ NONE = TrainingFacts(tau=1.5, measured=False)
             "/method",
         ),
         (replace(NONE, tau=2.4, measured=True, speedup=0.8, slower=True, rows=9_000), "too slow", "warn", "/method"),
-        (replace(NONE, tau=2.4, measured=True, speedup=1.7), "1.70 × the speed", "good", "/chat"),
+        (replace(NONE, tau=2.4, measured=True, speedup=1.7), "1.70 × the baseline", "good", "/chat"),
     ],
 )
 def test_a_verdict_says_what_it_means_and_what_to_do_next(
@@ -138,7 +138,7 @@ def test_the_evaluation_that_followed_decides_and_is_linked(trained: Settings) -
         for name, value in columns_of(result).items():
             setattr(row, name, value)
     html = shown(trained)
-    assert "τ 2.30 on questions" in html and "1.60 × the speed" in html
+    assert "τ 2.30 on questions" in html and "1.60 × the baseline" in html
     assert 'href="/results?id=first"' in html and "running evaluation" not in html
 
 

@@ -146,7 +146,7 @@ def test_a_running_evaluation_shows_each_question_as_it_comes(home):
         job = jobs.create(rows, kind="evaluate", queue="gpu", request=request, name="two")
         rows.add(Evaluation(id="two", name="two", state="pending", base_id="base", job_id=job.id))
         jobs.claim(rows, job.id, "worker", 30)
-        assert "results of finished questions" in job_panel.no_charts(rows.get_one(Job, job.id))
+        assert "report follows when all" in job_panel.no_charts(rows.get_one(Job, job.id))
         assert evaluation_view.report_of(rows, job) == ""
         first = {"question": NASTY, "category": "math", "end_to_end_speedup": 1.5, **told}
         old, new = (2, {"question": "again", **told}), (2, {"question": "q2", **told})

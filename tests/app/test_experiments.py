@@ -148,7 +148,7 @@ def test_trainings_that_say_nothing_of_themselves_are_shown(filled: Settings) ->
         session.get_one(Job, "job-1").request = {}
         session.get_one(Job, "job-2").request = {"method": "gone", "base_id": "gone", "settings": {"x": [1]}}
     shown = parts(filled)
-    assert "Trainings" in shown[2]
+    assert "Training runs" in shown[2]
     assert client(filled).get("/api/experiments/exp.csv").status_code == 200
 
 
@@ -196,7 +196,7 @@ def test_the_csv_has_a_line_an_evaluation_and_no_formula(filled: Settings) -> No
 
 def test_a_file_of_nothing_is_one_sentence(filled: Settings) -> None:
     answer = client(filled).get("/api/experiments/nowhere.csv")
-    assert answer.status_code == 404 and "This experiment is gone" in answer.text
+    assert answer.status_code == 404 and "This experiment does not exist" in answer.text
     with db.reading(filled) as session, pytest.raises(NotFound):
         downloads.experiment_row(session, "x" * 500)
 

@@ -160,7 +160,7 @@ def test_an_emptied_number_means_the_default():
 @pytest.mark.parametrize(
     ("base", "data", "values", "words"),
     [
-        ("", "d", {}, "Base: choose"),
+        ("", "d", {}, "Base model: choose"),
         ("b", "", {}, "Data: choose"),
         ("b", "d", {"lr": -1}, "lr: expected"),
         ("b", "d", {"epochs": 0, "max_steps": 0, "max_minutes": 0}, "so that training ends"),

@@ -243,7 +243,7 @@ def test_an_evaluation_is_noted_renamed_and_deleted(filled: Settings) -> None:
     with db.reading(filled) as session:
         assert "a" not in shown(session) and evaluations.now(session, "") != before
         gone = evaluations.view_of(session, {"id": "a"})
-    assert "This evaluation is gone" in gone[2]
+    assert "This evaluation does not exist" in gone[2]
 
 
 def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Settings) -> None:

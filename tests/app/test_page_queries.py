@@ -98,7 +98,7 @@ def test_progress_says_how_far_and_how_long():
     )
     assert job_view.progress_words(job) == "120 of 300 steps · 1 min 35 s left · epoch 1"
     job.eta_seconds = None
-    assert "measuring the time left" in job_view.progress_words(job)
+    assert "estimating the time left" in job_view.progress_words(job)
     assert job_view.counted(1_200_000, 93_000_000, "bytes") == "1.2 MB of 93.0 MB"
 
 
@@ -223,7 +223,7 @@ def test_a_deletion_says_what_depends_on_the_thing(filled):
     assert "heads" in question(filled, Base, "model", "base")
     assert "Nothing depends on it" in question(filled, Job, "job", "failed").replace("this job", "it")
     assert delete(filled, Base, "model", "base").startswith("Deleted")
-    with pytest.raises(NotFound, match="This model is gone"):
+    with pytest.raises(NotFound, match="This model does not exist"):
         question(filled, Base, "model", "base")
     with reading(filled) as rows:
         assert rows.get(Checkpoint, "heads") is None

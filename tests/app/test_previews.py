@@ -59,7 +59,7 @@ def test_broken_and_missing_files_show_nothing(tmp_path):
     (tmp_path / "preview.json").write_text('["not a table"]')
     (tmp_path / "shard-00000.jsonl").write_text('"text"\n{"messages": 3}\n')
     assert masked_rows(tmp_path) == {} and rows_from(tmp_path).rows == []
-    assert "Rows are shown here" in preview([], {})
+    assert "No rows yet" in preview([], {})
 
 
 def shards(folder: Path, *counts: int) -> None:

@@ -29,9 +29,9 @@ def test_definitions_are_those_of_the_glossary() -> None:
         ("Mean accepted length (τ)", "tau", "Mean accepted length"),
         ("Expected mean accepted length (τ)", "tau", "mean accepted length"),
         ("Acceptance by depth, held out", "acceptance", "Acceptance by depth"),
-        ("Response tokens that a draft vocabulary covers, by its size", "draft-vocabulary", "draft vocabulary"),
+        ("Draft vocabulary coverage", "draft-vocabulary", "Draft vocabulary"),
         ("Speedup", "speedup", "Speedup"),
-        ("Against plain", "speedup", "Against plain"),
+        ("Vs. baseline", "speedup", "Vs. baseline"),
         ("Same output", "lossless", "Same output"),
     ],
 )

@@ -13,7 +13,7 @@ from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Job
 
 TUNED = {
-    "verdict": "4 nodes, depth 2: expected τ 2.1, 1.54 × plain.",
+    "verdict": "4 nodes, depth 2: expected τ 2.1, 1.54 × the baseline.",
     "plain_is_faster": False,
     "drafting": {"tree": [[0], [0, 0], [1]]},
     "nodes": 4,
@@ -56,9 +56,9 @@ def of(home: Settings, draw) -> str:
 def test_a_tuning_is_shown_with_its_tree_machine_and_precision(home):
     figures(home, tuning=TUNED["verdict"], tuned=TUNED)
     html = of(home, lambda _, row: tree_view.tuning_result(row))
-    for words in ("Tuned: 4 nodes", "A processor", "bfloat16", "2026-11-23", "2.10", "1.54 × plain", "sp-chart"):
+    for words in ("Tuned: 4 nodes", "A processor", "bfloat16", "2026-11-23", "2.10", "1.54 × the baseline", "sp-chart"):
         assert words in html
-    assert "tree of 3 choices" in html and "sp-good" in html and "1.54 × plain at 4 nodes" in html
+    assert "tree of 3 choices" in html and "sp-good" in html and "1.54 × baseline at 4 nodes" in html
     assert "now uses this tree" in html
     sure = {"expected_tau_interval": [1.9, 2.3], "expected_speedup_interval": [1.4, 1.62]}
     figures(home, tuning=TUNED["verdict"], tuned={**TUNED, **sure, "busy": BUSY, "kept": False})

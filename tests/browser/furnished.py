@@ -38,7 +38,7 @@ BREAKDOWN = {
     ],
 }
 TUNED = {
-    **{"verdict": "6 nodes, depth 3: expected τ 2.10, 1.54 × plain.", "plain_is_faster": False, "kept": True},
+    **{"verdict": "6 nodes, depth 3: expected τ 2.10, 1.54 × the baseline.", "plain_is_faster": False, "kept": True},
     **{"drafting": {"tree": [[0], [0, 0], [1], [0, 0, 0], [2]]}, "nodes": 6, "depth": 3, "dtype": "bfloat16"},
     **{"expected_tau": 2.1, "expected_speedup": 1.54, "questions": 6, "verifications": 140},
     **{"sizes": [[2, 1.6, 1.3], [4, 1.9, 1.46], [6, 2.1, 1.54], [12, 2.3, 1.5], [32, 2.5, 1.2]]},
