@@ -68,7 +68,7 @@ def now(session: Session, row_id: str) -> str:
 
 
 def build(settings: Settings) -> None:
-    page_header("Evaluations", LEAD)
+    page_header("Results", LEAD)
     EvaluationsPage(settings).wire()
 
 

@@ -27,10 +27,7 @@ from workers.jobs.builtin import BUILT_IN, PROMPTS
 from workers.jobs.guided import BUDGETS, submit_guided
 
 LEAD = "From your model, prompts and a time budget to a draft, measured and exported."
-STEPS = (
-    "The model generates responses to the prompts; a draft is trained on them (Medusa heads in 8 minutes, EAGLE-3 in "
-    "more), evaluated on questions and exported for vLLM. It runs on the server; you can close this page meanwhile."
-)
+STEPS = "Generates responses, trains a draft (8 minutes: Medusa, else EAGLE-3), evaluates and exports it for vLLM."
 
 
 def build(settings: Settings) -> None:
@@ -46,7 +43,7 @@ class GuidedPage:
             with gr.Row(equal_height=True):
                 self.base = dropdown([], label="Base model", elem_id="guided-base")
                 self.prompts = dropdown([], label="Prompts", elem_id="guided-prompts")
-            label = f"or upload your own prompts: JSONL, CSV or parquet, at most {settings.max_upload_mb} MB"
+            label = "Or your own file (JSONL, CSV, parquet)"
             self.upload = upload_box(label=label, file_types=TYPES, elem_id="guided-upload", height=140)
             self.budget = gr.Radio([*BUDGETS], value=[*BUDGETS][0], label="Time budget", elem_id="guided-budget")
             block(tag("p", safe(STEPS), class_="sp-lead"))

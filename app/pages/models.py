@@ -54,19 +54,16 @@ STATE_BADGES = {"pending": ("In progress", "info"), "failed": ("Failed", "bad"),
 DRAFTS_LISTED, DRAFTS_SHOWN = 5, 50
 """Maximum number of drafts of a model in the list and on its page."""
 NO_DRAFTS = "No drafts yet. "
-QUANTIZE = (
-    "Makes a smaller model for serving, with rounded weights. It is another model: its responses differ, and its "
-    "drafts train on them. Here it is as fast as the original, because it computes with de-quantized weights."
-)
+QUANTIZE = "Creates a base model with rounded weights, for serving. Its drafts need its own responses."
 HINTS = {
-    "Hub id": ("owner/name", "Downloaded from the Hugging Face Hub; gated models need a token: see Settings."),
+    "Hub id": ("owner/name", "From the Hugging Face Hub; gated models need a token: see Settings."),
     "Local folder": (
         "/path/to/folder",
-        "A Hugging Face model folder on this machine: config.json, weights, tokenizer.",
+        "A folder on this server with config.json, weights and tokenizer.",
     ),
     "GGUF file": (
         "/path/to/model.gguf",
-        "Converted once to safetensors. A GGUF file and its original count as two models.",
+        "Converted once to safetensors.",
     ),
     "Starter model": ("", "SmolLM2-135M-Instruct, included in the installation."),
 }

@@ -39,7 +39,7 @@ class ChatPage {
     this.conversation = el("div", { class: "sp-conversation", role: "region", "aria-label": "Conversation" });
     this.side = new Side(this);
     this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Send a prompt"),
-      el("p", {}, "The response appears token by token. Tokens that were drafted and accepted have a colored background. Enter sends, Shift+Enter inserts a line break, Esc stops."),
+      el("p", {}, "Accepted draft tokens have a colored background. Enter sends, Shift+Enter inserts a line break, Esc stops."),
       el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => sendPrompt(idea)))));
     this.conversation.append(this.empty);
     root.replaceChildren(this.conversation, this.side.node);

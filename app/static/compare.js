@@ -69,7 +69,7 @@ class Column extends LiveRun {
 
   showMatch(view, isPlain) {
     if (this.index === 0) {
-      setText(this.match, isPlain ? "the others are compared with this column" : "the outputs of the others are compared with this column");
+      setText(this.match, isPlain ? "baseline of the other columns" : "reference output of the other columns");
     } else if (view.identical) {
       setText(this.match, "✓ same output, token for token");
       this.match.classList.add("sp-same");
@@ -129,7 +129,7 @@ class ComparePage {
 
   empty(heading) {
     this.root.replaceChildren(el("div", { class: "sp-empty" }, el("h2", {}, heading),
-      el("p", {}, "Choose two to four targets and a prompt. Each target is measured alone, one after another, and compared with the baseline.")));
+      el("p", {}, "Choose two to four targets and a prompt.")));
   }
 
   async remove() {

@@ -41,7 +41,7 @@ class Side {
       speedup: tile(term("speedup", "Speedup"), "speedup") };
     this.measure = button("small", MEASURE, () => page.measurePlain(this.noisy), { id: "run-plain", hidden: true });
     this.tiles.speedup.node.append(this.measure);
-    this.bars = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Shown as soon as drafts are verified."));
+    this.bars = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "No draft verified yet."));
     this.step = el("div", { class: "sp-panel sp-side-step" });
     const panel = (title, body) => el("section", { class: "sp-panel" }, el("h2", {}, title), body);
     this.showStep();
@@ -84,7 +84,7 @@ class Side {
   showStep(record) {
     this.shown = record;
     this.shownAt = performance.now();
-    const hint = "The drafted tree of the newest step appears here. Point at a token, or press ← or →, for the tree of its step.";
+    const hint = "The drafted tree of the newest step appears here. Point at a token, or press ← or →, for another step.";
     this.step.replaceChildren(record ? trace.detail(record) : el("p", { class: "sp-hint" }, hint));
   }
 }

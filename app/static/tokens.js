@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 const ORIGINS = {
   draft: "accepted draft token",
   target: "the base model's own token",
-  plain: "plain token, no speculation",
+  plain: "base model's token, no speculation",
   mixed: "partly drafted",
 };
 

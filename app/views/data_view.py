@@ -23,15 +23,15 @@ def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
     for data in datasets:
         note = row_note(data.note) if data.note else ""
         name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
-        count = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
+        number = f"{data.rows:,}" + (f" ({data.bad_rows:,} skipped)" if data.bad_rows else "") if data.rows else "–"
         kind, made = safe(KINDS.get(data.kind, data.kind)), row_note(ago(data.created_at))
-        rows.append([name, kind, safe(count), state_badge(data), made])
+        rows.append([name, kind, safe(number), state_badge(data), made])
     if rows:
         return table(COLUMNS, rows, "Datasets", True, ("Rows",), count=count)
     if filtered:
-        return empty_state("No matches", "No dataset matches; use other search words, or choose “All”.")
+        return empty_state("No matches", "No dataset matches the filter and the search.")
     return empty_state(
-        "No data yet", "Import prompts above, or add the included ones, then generate responses to train a draft on."
+        "No datasets yet", "Import prompts or add the sample ones, then generate responses to train a draft on."
     )
 
 

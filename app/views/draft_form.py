@@ -25,21 +25,15 @@ from workers.jobs.request import command_for
 from workers.jobs.requests import ImportDraft
 from workers.jobs.submit import submit
 
-LEAD = (
-    "Published Medusa, EAGLE and EAGLE-3 heads, or a small model with the vocabulary of the base model, used without "
-    "training. A draft that does not fit the base model is rejected with the reason."
-)
+LEAD = "Medusa, EAGLE or EAGLE-3 heads, or a small model with the base model's vocabulary."
 HINTS = {
-    "Hub id": ("owner/name or owner/name@revision", "Downloaded from the Hub; gated ones need a token: see Settings."),
+    "Hub id": ("owner/name or owner/name@revision", "From the Hugging Face Hub; gated ones need a token: see Settings."),
     "Upload": ("", ""),
     "Local folder": ("/path/to/folder", "A folder on this server with config.json and weights."),
 }
 WIDE = 300
 """Minimum width in pixels of a box beside another one."""
-READ = (
-    "The job reads its config and weights, detects its format, and keeps it only if it fits. Pickle files are read "
-    "only if there are no others, and are loaded without executing code."
-)
+READ = "Rejected if it does not fit the base model. Pickle files are loaded without executing code."
 
 
 class AddDraft:
@@ -49,7 +43,11 @@ class AddDraft:
             block(tag("p", safe(LEAD), class_="sp-lead"))
             with gr.Row(equal_height=True):
                 self.base = dropdown(
-                    [], label="Base model", info="The base model of the draft.", elem_id="drafts-base", min_width=WIDE
+                    [],
+                    label="Base model",
+                    info="The model that the draft was trained for.",
+                    elem_id="drafts-base",
+                    min_width=WIDE,
                 )
                 sources = [*SOURCES]
                 self.source = gr.Radio(
@@ -57,10 +55,10 @@ class AddDraft:
                 )
             placeholder, info = HINTS["Hub id"]
             self.location = one_line("Location", "drafts-location", placeholder=placeholder, info=info)
-            label = f"config.json and the weights, at most {settings.max_upload_mb} MB in total"
+            label = f"config.json and weights, max {settings.max_upload_mb} MB in total"
             files = uploads(label=label, elem_id="drafts-files", height=150, visible=False)
             with gr.Row():
-                called = {"info": "Name of the draft.", "max_length": 200, "min_width": WIDE}
+                called = {"max_length": 200, "min_width": WIDE}
                 name = one_line("Name (optional)", "drafts-name", **called)
                 info = "Overrides detection."
                 layout = dropdown(LAYOUTS, value="", label="Format", info=info, elem_id="drafts-layout", min_width=WIDE)

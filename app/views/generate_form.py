@@ -46,7 +46,7 @@ class GenerateForm:
             self.fields["who"] = dropdown(
                 [],
                 label="Model or endpoint",
-                info="A base model of this home, or an endpoint of settings.toml.",
+                info="A base model, or an endpoint of settings.toml.",
                 elem_id="generate-who",
             )
             self._control("endpoint_model", visible=False)
@@ -59,7 +59,7 @@ class GenerateForm:
             self.fields["served"] = dropdown(
                 [],
                 label="Base model that the endpoint serves",
-                info="If set, token ids are requested and checked, for exact labels.",
+                info="If set, exact token ids are requested.",
                 elem_id="generate-served",
                 visible=False,
             )

@@ -47,13 +47,13 @@ FIELDS = {"prompt": "Column of the prompt", "answer": "Column of the response", 
 class ImportForm:
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Import a file, or a dataset on the Hub", elem_id="data-import"):
-            block(tag("p", safe(f"Formats: {SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
+        with closed_accordion("Import a file or Hub dataset", elem_id="data-import"):
+            block(tag("p", safe(f"Formats: {SHAPES}. Max {settings.max_upload_mb} MB."), class_="sp-lead"))
             with gr.Row():
-                upload = upload_box(label="Upload a file", file_types=TYPES, elem_id="data-upload", height=230)
+                upload = upload_box(label="File", file_types=TYPES, elem_id="data-upload", height=230)
                 with gr.Column():
-                    path = one_line("or a file on this server", "data-path", placeholder="/path/to/prompts.jsonl")
-                    hub = one_line("or a dataset on the Hub", "data-hub", placeholder="owner/name, or owner/name:train")
+                    path = one_line("Or a file on this server", "data-path", placeholder="/path/to/prompts.jsonl")
+                    hub = one_line("Or a dataset on the Hub", "data-hub", placeholder="owner/name, or owner/name:train")
                     with gr.Row():
                         name = one_line("Name (optional)", "data-new-name", max_length=200)
                         limit = gr.Textbox(label="Max rows", placeholder="all", elem_id="data-limit", min_width=110)

@@ -41,7 +41,7 @@ def jobs_table(
     if rows:
         return tag("div", table(COLUMNS, rows, "Jobs", named=("Result",), count=count), class_="sp-jobs")
     if filtered:
-        return empty_state("No matches", "No job matches the filter and the search. Change them, or choose “All”.")
+        return empty_state("No matches", "No job matches the filter and the search.")
     return empty_state("No jobs yet", "Jobs appear when you add a model, import prompts or train.", "/", "Go to Home")
 
 

@@ -75,9 +75,7 @@ def prompts_words(row: Evaluation) -> str:
 
 def empty_leaderboard(view: LeaderboardView) -> str:
     if view != LeaderboardView(sort=view.sort):
-        return empty_state(
-            "No matches", "No evaluation matches the filters. Choose “All” in a filter.", "/results", "Show all"
-        )
+        return empty_state("No matches", "No evaluation matches the filters.", "/results", "Show all")
     return empty_state(
         "No evaluations yet",
         "Evaluate drafts above. Every result has a 95 % interval and the command that reproduces it.",

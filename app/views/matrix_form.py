@@ -23,10 +23,7 @@ from workers.jobs.evaluate import suite_of
 from workers.jobs.requests import Evaluate, Matrix
 
 TREES = "own: the draft's tuned tree · chain 4 · tree 4x2x1 · ngram (no draft) · or options as JSON. One per line."
-SERVER = (
-    "The same questions on a server of settings.toml: vLLM, SGLang, TensorRT-LLM or Speculoos. Acceptance is what the "
-    "server reports; choose the model it serves to compare it with the local engine."
-)
+SERVER = "A server of settings.toml: vLLM, SGLang, TensorRT-LLM or Speculoos, which reports its acceptance."
 
 
 class MatrixForm:
@@ -39,7 +36,7 @@ class MatrixForm:
                 suites = dropdown([], multiselect=True, label="Suites", elem_id="matrix-suites")
             with gr.Row():
                 temperatures = gr.Textbox(
-                    "0", label="Temperatures", info="0 is greedy; several: 0, 1", elem_id="matrix-temperatures"
+                    "0", label="Temperatures", info="0: greedy; several: 0, 1", elem_id="matrix-temperatures"
                 )
                 limit, tokens = size_controls(Matrix, "matrix")
             trees = gr.Textbox("own", label="Trees", info=TREES, lines=2, max_lines=8, elem_id="matrix-trees")

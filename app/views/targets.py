@@ -55,10 +55,10 @@ def why_off(session: Session, base_name: str, draft: str) -> str:
     """Why speculation is off, or which checkpoints are not offered; otherwise ""."""
     base = _base(session, base_name)
     if base is None:
-        return "There is no base model yet. Add one on the Models page."
+        return "There is no base model yet. Add one on Models."
     ready = queries.checkpoints(session, base.id, ready_only=True)
     incompatible = [c.name for c in ready if not fits(c, base)]
-    note = f" Not offered because trained on other weights: {', '.join(incompatible)}." if incompatible else ""
+    note = f" Incompatible, trained on other weights: {', '.join(incompatible)}." if incompatible else ""
     if draft != PLAIN:
         return note.strip()
     if len(ready) > len(incompatible):
@@ -70,7 +70,7 @@ def all_targets(session: Session) -> list[tuple[str, str]]:
     """(label, value) of all targets on the Compare page; the value is `model` or `model` + LOOKUP_CHOICE."""
     choices = []
     for base in queries.bases(session, ready_only=True):
-        choices.append((f"{base.name} · plain", base.name))
+        choices.append((f"{base.name} · baseline", base.name))
         drafts = fitting(session, base)
         choices += [(f"{base.name} · {c.name} ({c.method})", f"{base.name}@{c.name}") for c in drafts]
         choices.append((f"{base.name} · prompt lookup", base.name + LOOKUP_CHOICE))

@@ -219,7 +219,7 @@ class ListPage:
     def _back(self, list_query: ListQuery, offset: str) -> str:
         """Link back to the list with its query and start."""
         href = list_url(self.what.page, offset, list_query, self.what.filters[0])
-        return pick(self.what.page, "", safe(f"← All {self.what.page}"), class_="sp-back", href=href)
+        return pick(self.what.page, "", safe(f"← All {self.what.word}s"), class_="sp-back", href=href)
 
 
 def changed_parts(seen: str, now: str, parts: list[Any]) -> list[Any]:

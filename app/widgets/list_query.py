@@ -69,7 +69,7 @@ def filtered_query(query: Select[Any], list_query: ListQuery) -> Select[Any]:
 def empty_list_html(query: ListQuery, word: str, *begin: str) -> str:
     """Text of an empty list; `word` is what the list contains, `begin` (text, link, link text) says how to add one."""
     if query.is_filtered:
-        return empty_state("No matches", f"No {word} matches the filter and the search. Change them to see others.")
+        return empty_state("No matches", f"No {word} matches the filter and the search.")
     return empty_state(f"No {word} yet", *begin)
 
 

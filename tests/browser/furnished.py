@@ -116,7 +116,7 @@ def add_matrix(bench: Workbench, base: str, heads: str, measured: str) -> str:
         for drafting in ({}, {"tree": [[0, 0]]})
     ]
     with writing(bench.settings) as session:
-        job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="Measure 1 model on 1 suite")
+        job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="Evaluate 1 model on 1 suite")
         jobs.claim(session, job.id, "worker", 30)
         plan = ShardPlan("evaluate", "gpu", "questions", [ShardSpec(each, 5) for each in asked])
         shards.create_shards(session, job.id, 1, plan)

@@ -77,7 +77,7 @@ def test_a_matrix_starts_from_its_form(workbench: Workbench, page: Page) -> None
     expect(page.locator("#matrix-review .sp-command")).to_contain_text("speculoos matrix --model")
     page.locator("#matrix-start").click()
     expect(page).to_have_url(re.compile(r"/runs\?id="))
-    expect(page.locator("#job-head")).to_contain_text("Measure 1 model on 1 suite")
+    expect(page.locator("#job-head")).to_contain_text("Evaluate 1 model on 1 suite")
     with reading(workbench.settings) as session:
         job = session.get_one(Job, page.url.rpartition("=")[2])
         assert (job.kind, job.request["temperatures"], len(job.request["drafting"])) == ("matrix", [0.0, 1.0], 2)

@@ -13,7 +13,7 @@ from tracking.db import reading, writing
 from tracking.tables import Checkpoint, Job, now
 
 pytestmark = pytest.mark.browser
-MATRIX = "Measure 1 model on 1 suite"
+MATRIX = "Evaluate 1 model on 1 suite"
 
 
 def rows(page: Page, name: str = "jobs"):

@@ -35,7 +35,7 @@ class Matrix(Request):
     kind: ClassVar[str] = "matrix"
     title: ClassVar[str] = "Evaluation matrix"
     work: ClassVar[str] = "workers.child.work.evaluate:run_matrix"
-    verb: ClassVar[str] = "Measure"
+    verb: ClassVar[str] = "Evaluate"
 
     models: list[dict[str, str]]
     suites: list[str] = [""]
