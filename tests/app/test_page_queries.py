@@ -83,7 +83,7 @@ def test_an_empty_list_says_what_would_be_there(home):
     with reading(home) as rows:
         assert "No jobs yet" in jobs.table(rows, ListQuery("All"))
         assert "No matches" in jobs.table(rows, ListQuery("Done"))
-        assert "No data yet" in data.table(rows, ListQuery("All"))
+        assert "No datasets yet" in data.table(rows, ListQuery("All"))
         assert "No model yet" in models.table(rows, ListQuery("All"))
 
 

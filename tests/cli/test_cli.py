@@ -120,7 +120,7 @@ def test_the_help_of_train_lists_recipes_and_the_settings_of_a_method(capsys: py
         (["data", "generate", "--prompts", "p"], "Choose the model that generates"),
         (["generate", "--model", "nothing", "--prompt", "x"], "There is no model 'nothing'"),
         (["evaluate", "--model", "nothing"], "There is no model 'nothing'"),
-        (["export", "nothing"], "There is no checkpoint 'nothing'"),
+        (["export", "nothing"], "There is no draft 'nothing'"),
         (["verify", "nothing"], "There is no model, draft or dataset 'nothing'"),
         (["train-node", "head"], "Expected host:port, got 'head'"),
         (["worker", "cpu"], "There is no queue 'cpu'"),

@@ -40,15 +40,13 @@ BUILT_IN = {
         BuiltIn(
             PROMPTS,
             "Prompts",
-            "Short questions, letters, stories, code and sums, as in the quickstart: a model generates the responses "
-            "within minutes, enough to train a first draft.",
+            "Short questions, letters, stories, code and sums: enough to train a first draft within minutes.",
             PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl",
         ),
         BuiltIn(
             QUESTIONS,
             "Questions",
-            "Eight kinds of tasks, some with a second turn: the default for evaluations, and an example for your own. "
-            "Do not train a draft on questions that you evaluate it on.",
+            "Eight kinds of tasks, some with two turns: the default for evaluations. Do not train on them.",
             PROJECT_ROOT / "evaluation" / "questions.jsonl",
         ),
     )
