@@ -1,4 +1,4 @@
-"""The Checkpoints page: all drafts with lineage and figures, import of published drafts; `?id=` opens one to download,
+"""The Drafts page: all drafts with lineage and figures, import of published drafts; `?id=` opens one to download,
 evaluate, tune or delete it."""
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""A page that lists rows and opens one by `?id=`: the base of Models, Data, Jobs and Checkpoints.
+"""A page that lists rows and opens one by `?id=`: the base of Models, Data, Jobs and Drafts.
 
 Opening, clicks and a poll read the rows again; the poll redraws only what changed. A long list has pages (`?from=`)
 whose start does not move while rows are added. The query (`?show=`, `?find=`, `?order=`) is part of the URL too.

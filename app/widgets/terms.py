@@ -16,7 +16,7 @@ TERMS = {
     "loss-mask": "Which tokens of a conversation a draft is trained on: the responses, not the prompts.",
     "interval": "“1.38 – 1.47× (95 %)” is a bootstrap confidence interval: the questions and steps that were measured "
     "are resampled many times, and 95 % of the results fall within it.",
-    "plain": "The base model without a draft: the baseline of every speedup.",
+    "baseline": "The base model without a draft (plain decoding), which every speedup is relative to.",
     "step": "One round of speculative decoding: the draft proposes tokens, the base model verifies them, "
     "some are kept.",
 }
@@ -29,7 +29,7 @@ LABELS = {
     **dict.fromkeys(("lossless", "same output"), "lossless"),
     **dict.fromkeys(("tree", "drafted tree", "tree of candidates"), "tree"),
     **dict.fromkeys(("loss mask", "mask source"), "loss-mask"),
-    **{"interval": "interval", "plain": "plain"},
+    **{"interval": "interval", "plain": "baseline", "baseline": "baseline"},
 }
 TERM = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, sorted(LABELS, key=len, reverse=True)))})(?!\w)", re.IGNORECASE)
 
