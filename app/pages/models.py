@@ -214,7 +214,7 @@ def methods(base: Base) -> str:
     """Draft methods that the base model supports, and why it does not support others."""
     rows = ""
     for name, reason in ((base.card or {}).get("methods") or {}).items():
-        mark = badge("no", "bad") if reason else badge("yes", "good")
+        mark = badge("Incompatible", "bad") if reason else badge("Compatible", "good")
         rows += tag("li", mark + tag("b", safe(checkpoint_rows.method_words(name))) + tag("span", safe(reason)))
     return tag("ul", rows, class_="sp-methods") if rows else ""
 

@@ -31,10 +31,7 @@ SUITE = "Questions of a suite: to evaluate drafts"
 KINDS = (PROMPTS_ONLY, ANSWERED, SUITE)
 FORMS = "Its own file; without one it is downloaded from the Hub if available."
 EQUAL = "The model that generated the responses, or an equal one."
-SHAPES = (
-    "conversations with from/value or role/content, messages, prompt, question, "
-    "Alpaca's instruction/input, MT-Bench's turns; as JSONL, JSON, CSV or parquet"
-)
+SHAPES = "messages, ShareGPT, prompts, Alpaca or MT-Bench, as JSONL, JSON, CSV or parquet"
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
 LOOK, NOTHING = "corpus.first_look:preview", "corpus.first_look:import_problem"
 """Functions that read the first rows, in a child process with limits because files are untrusted."""

@@ -199,7 +199,7 @@ def test_the_model_card_says_what_it_can_carry_and_why_not(filled):
     assert "134,515,008" in models.details(base)
     assert "600 MB in float32" in models.details(base)
     found = models.methods(base)
-    assert found.count(">yes<") == 3
+    assert found.count(">Compatible<") == 3
     assert "It has no &lt;b&gt;middle&lt;/b&gt;." in found
     assert models.line(base) == "LlamaForCausalLM · 135 M parameters · float32"
 
