@@ -137,7 +137,7 @@ def test_checkpoints_are_deleted_together(page: Page, workbench: Workbench) -> N
         base = queries.find_base(session, "tiny").id
     ids = [add_heads(workbench, base, f"doomed {n}") for n in range(2)]
     open_page(page, f"{workbench.url}/models/drafts?find=doomed")
-    page.locator(".sp-bulk button", has_text="All on").evaluate("(node) => node.click()")
+    page.locator(".sp-bulk button", has_text="Select page").evaluate("(node) => node.click()")
     page.locator(".sp-bulk").get_by_role("button", name="Delete").click()
     page.locator(".sp-bulk").get_by_role("button", name="Delete permanently").click()
     expect(page.locator("#checkpoints-bulk-said")).to_contain_text("Deleted: 2.")

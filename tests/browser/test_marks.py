@@ -114,7 +114,7 @@ def test_a_plain_answer_of_another_length_is_no_reference(page: Page, workbench:
     run, _ = stored(workbench, answered(page).get_attribute("data-run"))
     assert "plain_tokens_per_second" not in run["summary"] and "speedup" not in run["summary"]
     expect(page.locator('[data-figure="speedup"]')).to_have_text("–")
-    expect(page.locator(".sp-tile-note", has_text="no plain response to this prompt")).to_be_visible()
+    expect(page.locator(".sp-tile-note", has_text="no baseline for this prompt")).to_be_visible()
     expect(page.locator("#run-plain")).to_be_visible()
 
 

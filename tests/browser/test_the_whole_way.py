@@ -79,10 +79,10 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     page.locator("#generate-start").click()
     page.wait_for_url("**/runs?id=*")
     job_is(page, "SUCCEEDED")
-    page.get_by_role("link", name="Open").click()
+    page.get_by_role("link", name="Open", exact=True).click()
     expect(page.locator("#dataset-preview .sp-in-loss").first).to_be_visible()
     expect(page.locator("#dataset-preview")).to_contain_text(HOSTILE)
-    page.get_by_role("link", name="Train a draft on it").click()
+    page.get_by_role("link", name="Train a draft").click()
     page.wait_for_url("**/runs/new?*")
     expect(page.locator("#train-data")).to_contain_text("answers")
 
