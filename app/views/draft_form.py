@@ -27,7 +27,10 @@ from workers.jobs.submit import submit
 
 LEAD = "Medusa, EAGLE or EAGLE-3 heads, or a small model with the base model's vocabulary."
 HINTS = {
-    "Hub id": ("owner/name or owner/name@revision", "From the Hugging Face Hub; gated ones need a token: see Settings."),
+    "Hub id": (
+        "owner/name or owner/name@revision",
+        "From the Hugging Face Hub; gated ones need a token: see Settings.",
+    ),
     "Upload": ("", ""),
     "Local folder": ("/path/to/folder", "A folder on this server with config.json and weights."),
 }

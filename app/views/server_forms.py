@@ -16,7 +16,7 @@ from speculoos import servers
 from speculoos.errors import BadInput
 from speculoos.settings import Endpoint, Settings, stored_secret
 
-HUB = "For gated models and data sets of the Hugging Face Hub. It is used by the next job, without a restart."
+HUB = "For gated models and datasets of the Hugging Face Hub. The next job uses it."
 SERVERS = "Other pages refer to them by name. The next job uses changes, without a restart. Keys are never shown."
 KINDS = {
     "endpoints": "OpenAI-compatible, for data and evaluations",
