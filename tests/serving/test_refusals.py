@@ -133,7 +133,7 @@ def test_an_unknown_drafter_or_option_is_refused_in_words(served: Served, specul
 
 def test_a_draft_asked_for_as_an_option_is_told_where_it_is_chosen(served: Served) -> None:
     answer = post(served, speculation={"checkpoint": "right"})
-    assert answer.status_code == 400 and "base@checkpoint" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "base@draft" in answer.json()["error"]["message"]
 
 
 def test_a_tree_deeper_than_the_heads_is_refused(served: Served) -> None:
