@@ -285,7 +285,7 @@ def test_a_token_and_a_server_are_saved_and_the_secrets_stay_there(page: Page, b
     expect(page.locator("#servers-key input")).to_have_value("")
     assert "sesame" not in page.content()
     page.goto(f"{bench.url}/results")
-    page.get_by_role("button", name="Measure a server").click()
+    page.get_by_role("button", name="Evaluate a server").click()
     expect(page.locator("#served-endpoint input")).to_have_value("team")
     page.goto(f"{bench.url}/settings?section=servers")
     page.locator("#hub-forget").click()
