@@ -102,7 +102,7 @@ def test_a_plain_run_of_the_same_prompt_gives_the_speedup(page: Page, workbench:
     turn = answered(page)
     run, _ = stored(workbench, turn.get_attribute("data-run"))
     page.locator("#run-plain").click()
-    told = page.locator(".sp-tile-note", has_text=re.compile("plain, same prompt|Noisy"))
+    told = page.locator(".sp-tile-note", has_text=re.compile("baseline, same prompt|Noisy"))
     expect(told).to_be_visible(timeout=60_000)
     with reading(workbench.settings) as rows:
         plain = runs.group_runs(rows, run["id"])[0]
