@@ -27,7 +27,9 @@ from workers.jobs.builtin import BUILT_IN, PROMPTS
 from workers.jobs.guided import BUDGETS, submit_guided
 
 LEAD = "From your model, prompts and a time budget to a draft, measured and exported."
-STEPS = "Generates responses, trains a draft (8 minutes: Medusa, else EAGLE-3), evaluates and exports it for vLLM."
+STEPS = (
+    "Generates responses, trains an EAGLE-3 draft, evaluates it and exports it for vLLM, also when this page is closed."
+)
 
 
 def build(settings: Settings) -> None:

@@ -25,7 +25,7 @@ from speculoos.store import hide_credentials
 
 LEAD = "Health checks, access, servers, notifications, retention, and settings from the environment."
 OUTSIDE = (
-    "These are read at startup or protect this server, so they cannot be changed on a page. Add the line to the "
+    "These are read at startup. Add the line to the "
     "environment of `speculoos up` and restart it. Secrets are never shown."
 )
 LABELS = {
@@ -36,18 +36,18 @@ LABELS = {
     "inference_token": "Token of the inference server",
     "password": "Password of the pages",
     "allowed_hosts": "Additional allowed hosts",
-    "hf_token": "Hub token, for gated models",
+    "hf_token": "Hugging Face token",
     "device": "Device",
     "dtype": "Precision of responses and measurements",
-    "max_upload_mb": "Largest upload, MB",
-    "max_rows": "Rows read from one file",
+    "max_upload_mb": "Max upload (MB)",
+    "max_rows": "Max rows per file",
     "stuck_seconds": "Seconds after which inference counts as stuck (0: never)",
     "metrics_token": "Token for metrics",
     "webhook_hosts": "Webhook hosts in this network",
     "trackers": "Trackers of training metrics",
-    "min_disk_mb": "Free disk below which jobs pause, MB",
-    "min_memory_mb": "Free memory below which jobs pause, MB",
-    "job_memory_mb": "Memory of one job, MB (0: no limit)",
+    "min_disk_mb": "Min free disk (MB)",
+    "min_memory_mb": "Min free memory (MB)",
+    "job_memory_mb": "Max memory per job (MB; 0: no limit)",
     "log_format": "Log format",
 }
 """Setting of the section Environment → its name."""

@@ -92,7 +92,7 @@ def so_far(session: Session, job_id: str) -> str:
     records = {sample.step: sample.record for sample in reports.samples(session, job_id, SHOWN_SO_FAR)}
     if not records:
         return ""
-    columns = ["Question", "τ", "Tokens/s", "Plain tokens/s", "× plain"]
+    columns = ["Question", "τ", "Tokens/s", "Baseline tokens/s", "Speedup"]
     rows = []
     for _, record in sorted(records.items(), reverse=True):
         name = safe(str(record.get("question") or "")[:80]) + row_note(str(record.get("category") or "")[:80])
@@ -108,9 +108,13 @@ def figures(row: Evaluation) -> str:
     same = yes_or_no((row.result or {}).get("identical_to_plain"))
     measured = (
         ("Speedup", figure(row.speedup, unit="×"), interval(between, "speedup", " ×")),
-        ("Mean accepted length τ", figure(row.tau), interval(between, "tau")),
-        ("Tokens per second", figure(row.tokens_per_second, 1), f"plain {plain:.1f}" if plain else ""),
-        ("Same output as plain", same, "sampled: not compared" if row.temperature else "greedy, token for token"),
+        ("Mean accepted length (τ)", figure(row.tau), interval(between, "tau")),
+        ("Tokens per second", figure(row.tokens_per_second, 1), f"baseline {plain:.1f}" if plain else ""),
+        (
+            "Same output as the baseline",
+            same,
+            "sampled: not compared" if row.temperature else "greedy, token for token",
+        ),
     )
     return tiles(measured)
 
@@ -121,8 +125,8 @@ def replayed(row: Evaluation) -> str:
     between = interval(result, "mean_accepted_length")
     return tiles(
         (
-            ("Mean accepted length τ", figure(finite_number(result.get("mean_accepted_length"))), between),
-            ("Projected speed", figure(finite_number(result.get("projected_speedup")), unit="×"), "vs. plain"),
+            ("Mean accepted length (τ)", figure(finite_number(result.get("mean_accepted_length"))), between),
+            ("Projected speed", figure(finite_number(result.get("projected_speedup")), unit="×"), "vs. baseline"),
             ("Recorded responses", figure(finite_number(source.get("rows")), 0), str(source.get("file") or "")),
         )
     )
@@ -153,7 +157,7 @@ def details(row: Evaluation) -> str:
             ("Temperature", f"{row.temperature:g}"),
             ("Top-p", f"{row.top_p:g}" if row.top_p != 1 else ""),
             ("Seed", result.get("seed") if row.temperature else ""),
-            ("Tree", row.tree or ("" if row.source or not row.checkpoint_id else "the checkpoint's own")),
+            ("Tree", row.tree or ("" if row.source or not row.checkpoint_id else "the draft's own")),
             ("Precision", row.dtype),
             ("Engine", result.get("engine")),
             ("Passes", result.get("passes")),
@@ -199,7 +203,7 @@ def links(session: Session, row: Evaluation) -> str:
         (f"/runs?id={row.job_id}", "Job", row.job_id),
         (f"/runs?id={row.matrix_id}", "Matrix", matrix),
         (address(LeaderboardView(matrix=row.matrix_id or "")), "Other cells of the matrix", row.matrix_id),
-        (f"/models/drafts?id={row.checkpoint_id}", "Checkpoint", row.checkpoint_id),
+        (f"/models/drafts?id={row.checkpoint_id}", "Draft", row.checkpoint_id),
     )
     buttons = "".join(link_button(words, to) for to, words, exists in candidates if exists)
     return tag("div", buttons, class_="sp-link-row") if buttons else ""

@@ -34,7 +34,7 @@ LATEST = 200
 
 def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) -> str:
     if checkpoint.state != "ready":
-        return tag("p", "Downloads are available when the checkpoint is ready.", class_="sp-lead")
+        return tag("p", "Downloads are available when the draft is ready.", class_="sp-lead")
     base, files = session.get_one(Base, checkpoint.base_id), files_of(settings)
     if words := download_notice(session, settings, checkpoint, base):
         return notice(words, "info")

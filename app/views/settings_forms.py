@@ -133,7 +133,7 @@ class RulesForm:
         with gr.Row(elem_classes="sp-settings"):
             fields = [self._field(name) for name in RETENTION]
         message = block(elem_id="rules-said")
-        save = gr.Button("Save rules", variant="primary", elem_id="rules-save", **SMALL)
+        save = gr.Button("Save", variant="primary", elem_id="rules-save", **SMALL)
         on_load(self.values, fields)
         save.click(self.submit, fields, message, **QUIET)
 

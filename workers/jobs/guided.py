@@ -26,15 +26,13 @@ QUICKSTART_MINUTES = 8
 BUDGETS = {"8 minutes": QUICKSTART_MINUTES, "30 minutes": 30, "2 hours": 120, "8 hours": 480}
 """Time budget → minutes."""
 SHORT = 15
-"""Minutes up to which a run uses the quickstart's recipe and keeps the hidden states of the generation on disk, so that
-the training does not run the base model again."""
+"""Minutes up to which a run generates short responses and asks short questions."""
 GENERATING, TRAINING = 0.46, 0.36
 """Shares of the time. The evaluation and the start of four processes take the rest."""
-STORE = "quickstart"
 HEADS_NAME = "guided"
-SHORT_ANSWERS = {"max_tokens": 144, "batch_size": 64, "hidden_states_store": STORE}
+SHORT_ANSWERS = {"max_tokens": 144, "batch_size": 64}
 SHORT_QUESTIONS = {"limit": 24, "max_tokens": 96}
-RECIPES = ("quickstart", "eagle3-standard")
+RECIPES = ("eagle3-quickstart", "eagle3-standard")
 """Recipes of short and of longer runs."""
 
 
@@ -123,7 +121,7 @@ def _training(base: Base, dataset_id: str, minutes: float) -> Train:
     if minutes > SHORT:
         changes |= {"epochs": 0}  # until the time is over
     else:
-        changes |= {"hidden_states_store": STORE} | _reduced_sizes(base, recipe.settings)
+        changes |= _reduced_sizes(base, recipe.settings)
     request = {"method": recipe.method, "recipe": recipe.name, "settings": changes}
     return Train(base_id=base.id, dataset_id=dataset_id, **request)
 
