@@ -27,9 +27,7 @@ from workers.jobs.builtin import BUILT_IN, PROMPTS
 from workers.jobs.guided import BUDGETS, submit_guided
 
 LEAD = "From your model, prompts and a time budget to a draft, measured and exported."
-STEPS = (
-    "Generates responses, trains an EAGLE-3 draft, evaluates it and exports it for vLLM, also when this page is closed."
-)
+STEPS = "Generates responses, trains an EAGLE-3 draft, evaluates and exports it for vLLM, also if you close this page."
 
 
 def build(settings: Settings) -> None:

@@ -113,7 +113,7 @@ def figures(row: Evaluation) -> str:
         (
             "Same output as the baseline",
             same,
-            "sampled: not compared" if row.temperature else "greedy, token for token",
+            "sampled: not compared" if row.temperature else "greedy, every token",
         ),
     )
     return tiles(measured)
