@@ -1,4 +1,4 @@
-"""`speculoos quickstart`: from prompts to evaluated Medusa heads on the starter model, in minutes."""
+"""`speculoos quickstart`: from prompts to a measured EAGLE-3 draft for the starter model, in minutes."""
 
 import shlex
 from typing import Annotated
@@ -15,7 +15,7 @@ def quickstart(
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first prompts; default: all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Import prompts, generate responses, train and evaluate Medusa heads: four jobs, followed to the end."""
+    """Import prompts, generate responses, train, evaluate and export an EAGLE-3 draft: five jobs, followed to the end."""
     from cli.follow import follow
     from cli.launch.services import Services, programs_for
     from workers.jobs.guided import result, submit_quickstart
