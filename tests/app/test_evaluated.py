@@ -156,7 +156,7 @@ def test_a_running_evaluation_shows_each_question_as_it_comes(home):
     assert page.index("q2") < page.index("math") and "again" not in page, "the newest first, of each the last"
     for words in ("2.12", "30.0", "20.0", "1.50", "Results so far", "Running"):
         assert words in page, words
-    assert "<img" not in page and "Speedup" not in page
+    assert "<img" not in page and "sp-tile" not in page, "no report yet"
 
 
 def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_buttons(home):

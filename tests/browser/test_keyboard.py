@@ -101,7 +101,7 @@ def test_the_palette_finds_a_draft_and_the_glossary_explains(page: Page, furnish
     options = page.get_by_role("option")
     expect(options.first).to_have_text("HomePage")
     assert violations(page, axe) == []
-    field.fill("new train")
+    field.fill("train a draft")
     expect(options).to_have_count(1)
     field.fill("heads")
     expect(page.get_by_role("option", name="heads Draft")).to_be_visible()
