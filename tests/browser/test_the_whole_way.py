@@ -242,13 +242,13 @@ def test_a_guided_run_shows_its_steps_after_a_reload_too_and_can_be_stopped(page
     page.locator("#guided-start").click()
     page.wait_for_url("**/runs/guided?experiment=*")
     steps = page.locator("#guided-run .sp-step")
-    expect(steps).to_have_count(5)
+    expect(steps).to_have_count(4)
     expect(steps.nth(0)).to_have_attribute("data-state", "SUCCEEDED", timeout=SLOW)
     expect(steps.nth(1)).to_have_attribute("data-state", "RUNNING", timeout=SLOW)
     expect(steps.nth(2)).to_contain_text("Waits for")
     run = page.url
     page.reload()
-    expect(steps).to_have_count(5)
+    expect(steps).to_have_count(4)
     expect(page.locator("#guided-form")).to_be_hidden()
 
     steps.nth(1).get_by_role("link").first.click()

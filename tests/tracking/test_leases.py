@@ -140,7 +140,7 @@ def test_processes_are_alive_while_they_beat(database: Settings) -> None:
             assert [p.value["name"] for p in processes.alive(session, "worker-io")] == ["worker-io"]
             assert "gpu" not in processes.capacities(session)
     with db.reading(database) as session:
-        assert processes.alive(session) == []
+        assert [process.key for process in processes.alive(session)] == []
 
 
 @pytest.mark.parametrize("ahead", [2, -2, 3600])

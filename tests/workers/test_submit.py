@@ -239,3 +239,16 @@ def test_a_system_prompt_for_a_base_without_a_chat_template_is_refused(away: Set
         assert not session.query(Job).count()
     submit(asked.changed(system_prompt=""), settings=away)
     submit(asked.changed(endpoint="mine"), settings=away)
+
+
+@pytest.mark.parametrize(("layers", "kinds"), [(4, ["train", "evaluate"]), (7, ["train", "evaluate", "export"])])
+def test_a_guided_run_ends_with_an_export_that_servers_can_load(
+    away: Settings, ready: dict[str, str], layers: int, kinds: list[str]
+) -> None:
+    """With fewer than seven layers the three that EAGLE-3 reads by default are not distinct."""
+    with db.writing(away) as session:
+        base = session.get_one(Base, ready["tiny"])
+        base.card = {**(base.card or {}), "layers": layers}
+    chain = submit_quickstart(away, "tiny")
+    with db.reading(away) as session:
+        assert [session.get_one(Job, job_id).kind for job_id in chain.job_ids][-len(kinds) :] == kinds

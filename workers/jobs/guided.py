@@ -30,6 +30,8 @@ SHORT = 15
 GENERATING, TRAINING = 0.46, 0.36
 """Shares of the time. The evaluation and the start of four processes take the rest."""
 HEADS_NAME = "guided"
+EXPORTED_LAYERS = 7
+"""Layers that a base model needs for an export of EAGLE-3: with fewer, the three default layers are not distinct."""
 SHORT_ANSWERS = {"max_tokens": 144, "batch_size": 64}
 SHORT_QUESTIONS = {"limit": 24, "max_tokens": 96}
 RECIPES = ("eagle3-quickstart", "eagle3-standard")
@@ -78,10 +80,11 @@ def submit_guided(
     checkpoint_id = trained.request["checkpoint_id"]
     questions = SHORT_QUESTIONS if is_short else {}
     evaluated = submit(Evaluate(base_id=base_id, checkpoint_id=checkpoint_id, **questions), **common)
-    exported = submit(Export(checkpoint_id=checkpoint_id, format=VLLM.name), **common)
+    is_exportable = (base.card or {}).get("layers", EXPORTED_LAYERS) >= EXPORTED_LAYERS
+    exported = submit(Export(checkpoint_id=checkpoint_id, format=VLLM.name), **common) if is_exportable else None
     job_ids = tuple(job.id for job in (importing, generated, trained, evaluated, exported) if job)
     return Chain(
-        experiment, exported.experiment_id, job_ids, base_id, checkpoint_id, evaluated.request["evaluation_id"]
+        experiment, evaluated.experiment_id, job_ids, base_id, checkpoint_id, evaluated.request["evaluation_id"]
     )
 
 

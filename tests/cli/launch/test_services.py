@@ -98,7 +98,7 @@ def test_the_quickstart_goes_the_whole_way_and_prints_its_figures(
     monkeypatch.setitem(guided.SHORT_ANSWERS, "max_tokens", 48)
     add_base(services_home, tiny_base)
     found, progress = in_this_process(capsys, "quickstart", "--model", "tiny", "--limit", "32")
-    assert found["checkpoint"] == "tiny@quickstart" and Path(found["path"], "model.safetensors").is_file()
+    assert found["checkpoint"] == "tiny@guided" and Path(found["path"], "model.safetensors").is_file()
     assert found["identical_to_plain"] is True and found["ties"] >= 0 and found["prompts"] >= 8
     assert found["mean_accepted_length"] >= 1.0
     assert found["tokens_per_second"] > 0 and found["plain_tokens_per_second"] > 0
