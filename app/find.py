@@ -3,15 +3,14 @@
 from typing import Any
 
 from fastapi import APIRouter
-from sqlalchemy import select
 
 from app.paths import PAGES, PLACES
 from app.widgets.formatting import ago
 from app.widgets.list_query import LONGEST, ListQuery, filtered_query
 from speculoos.settings import Settings
-from tracking import queries
+from tracking import experiments, listing, queries
 from tracking.db import reading
-from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job
+from tracking.tables import Base, Checkpoint, Dataset
 
 ACTIONS = {
     "Chat with a model": PAGES["playground"],
@@ -26,12 +25,13 @@ ACTIONS = {
     "Create an API key": PAGES["settings"],
 }
 ROWS = {
-    "Base model": (Base, "models"),
-    "Draft": (Checkpoint, "checkpoints"),
-    "Dataset": (Dataset, "data"),
-    "Job": (Job, "jobs"),
-    "Experiment": (Experiment, "experiments"),
+    "Base model": (queries.listed(Base), "models"),
+    "Draft": (queries.listed(Checkpoint), "checkpoints"),
+    "Dataset": (queries.listed(Dataset), "data"),
+    "Job": (listing.newest(), "jobs"),
+    "Experiment": (experiments.query(), "experiments"),
 }
+"""Kind of a row → the query of its list, and its page."""
 MOST = 5
 """Maximum number of rows of one kind."""
 
@@ -69,9 +69,7 @@ def _pages() -> list[tuple[str, str, str]]:
 def _rows(settings: Settings, text: str) -> list[dict[str, Any]]:
     found = []
     with reading(settings) as session:
-        for kind, (table, page) in ROWS.items():
-            newest = select(table).order_by(table.created_at.desc())
-            query = newest if table in (Job, Experiment) else queries.listed(table)
+        for kind, (query, page) in ROWS.items():
             for row in session.scalars(filtered_query(query, ListQuery(search=text)).limit(MOST)):
                 to = f"{PAGES[page]}?id={row.id}"
                 found.append({"name": row.name, "kind": kind, "note": ago(row.created_at), "to": to})

@@ -28,7 +28,7 @@ from speculoos.settings import PROJECT_ROOT
 from tests.browser.furnished import open_page
 from tests.tools.running import Up
 
-PROMPTS, ROWS = PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl", 1248
+PROMPTS = PROJECT_ROOT / "corpus" / "quickstart_prompts.jsonl"
 MINUTE = 60_000.0
 LONGEST = 20 * MINUTE
 """Maximum milliseconds until a guided run has ended."""
@@ -115,7 +115,7 @@ def main() -> int:
     options, before = parser.parse_args(), load_average()
     folder = Path(tempfile.mkdtemp())
     file = folder / "my-prompts.jsonl"
-    file.write_text("".join(PROMPTS.read_text(encoding="utf-8").splitlines(keepends=True)[:ROWS]), encoding="utf-8")
+    shutil.copyfile(PROMPTS, file)
     up = Up(folder / "home", SPECULOOS_STARTER=str(starter_path()), OMP_NUM_THREADS=str(os.cpu_count()))
     paths: dict[str, Callable[[Page], list[dict[str, Any]]]] = {
         "chat": lambda page: chat(page, up.url),

@@ -22,7 +22,8 @@ from tracking import listing, queries
 from tracking.db import reading
 from tracking.experiments import jobs_of
 from tracking.states import JobState
-from tracking.tables import Base, Checkpoint, Job
+from tracking.tables import Base, Checkpoint, Experiment, Job
+from workers.jobs.guided import EXPERIMENT
 
 LEAD = "A small draft proposes tokens, the base model verifies them in one pass: same output, faster."
 
@@ -74,9 +75,9 @@ def running(session: Session) -> str:
 
 def address(session: Session, job: Job) -> str:
     """URL of the guided run that a job belongs to, otherwise of the job."""
-    guided = guided_view.latest(session)
-    if guided and job.experiment_id == guided.id:
-        return f"{PAGES['guided']}?experiment={guided.id}"
+    experiment = session.get(Experiment, job.experiment_id or "")
+    if experiment and experiment.name.startswith(EXPERIMENT):
+        return f"{PAGES['guided']}?experiment={experiment.id}"
     return f"{PAGES['jobs']}?id={job.id}"
 
 
@@ -90,7 +91,6 @@ def result(session: Session) -> str:
     checkpoint, job = found
     jobs = jobs_of(session, job.experiment_id) if job.experiment_id else [job]
     own = [each for each in jobs if each.id == job.id or each.request.get("checkpoint_id") == checkpoint.id]
-    html = detail_head("Latest draft", row_note(checkpoint.name)) + guided_view.draft_result(
-        session, job, checkpoint, own
-    )
+    html = detail_head("Latest draft", row_note(checkpoint.name))
+    html += guided_view.draft_result(session, job, checkpoint, own)
     return tag("section", html, class_="sp-stack", aria_label="Latest draft")

@@ -306,9 +306,9 @@ def longer(values: Mapping[str, Any], times: str) -> dict[str, Any]:
 
 def experiment_of(session: Session, query: Mapping[str, str]) -> str:
     """Name of the experiment in the URL (an id or a name), or of the experiment of the cloned job."""
-    job, entered = session.get(Job, query.get("clone", "")), query.get("experiment", "")
-    row = session.get(Experiment, entered or (job and job.experiment_id) or "")
-    return row.name if row else "" if IDENTIFIER.fullmatch(entered) else entered
+    job, text = session.get(Job, query.get("clone", "")), query.get("experiment", "")
+    row = session.get(Experiment, text or (job and job.experiment_id) or "")
+    return row.name if row else "" if IDENTIFIER.fullmatch(text) else text
 
 
 def missing(bases: list[Any], sets: list[Any]) -> str:

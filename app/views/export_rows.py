@@ -59,7 +59,7 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
 def serve_command(base: Base, checkpoint: Checkpoint, name: str) -> str:
     """The command that serves the export `name` of a draft; "" if its files are not on this machine."""
     try:
-        files = CheckpointFiles.read(checkpoint.path, base.path)
+        files = _files(checkpoint.path, base.path, stamps(checkpoint.path), stamps(base.path))
     except (OSError, SpeculoosError):
         return ""
     folder = f"{archive_name(base.name, checkpoint.name).removesuffix('.zip')}-{name}"
@@ -84,6 +84,11 @@ def stamps(folder: str) -> tuple[tuple[Any, ...], ...]:
     files = (path for path in Path(folder).glob("[!.]*") if path.suffix in (".json", ".safetensors"))
     stats = ((path.name, path.stat()) for path in sorted(files))
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+
+
+@lru_cache(maxsize=64)
+def _files(checkpoint: str, base: str, *_stamps: tuple[tuple[Any, ...], ...]) -> CheckpointFiles:
+    return CheckpointFiles.read(checkpoint, base)
 
 
 @lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 Everything between the draft's logits and the finished tree is computed on the draft's device without waiting for it, so
 that on a GPU the growth of a whole tree is one CUDA graph."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -115,7 +116,7 @@ class StaticTree:
         return DraftTree(tokens, shape, logprobs, {new[n]: q for n, q in rows if n in new})
 
 
-class TreeDrafter(Drafter):
+class TreeDrafter(Drafter, ABC):
     """A drafter that grows trees level by level: on a GPU a whole tree in one CUDA graph if `graphed`."""
 
     growth: "StaticTree | DynamicTree"
@@ -123,13 +124,13 @@ class TreeDrafter(Drafter):
     graphed: bool
     sampling: ChildSampling | None = None
 
+    @abstractmethod
     def expander(self) -> Expander:
         """An empty tree after the sequence, outside of graphs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def grow_captured(self, *uniforms: torch.Tensor) -> Grown:
         """Grow the tree in one graph; `uniforms`: as `StaticTree.grow` takes them, on the CPU."""
-        raise NotImplementedError
 
     def grown_tree(self, token: int) -> DraftTree:
         """The tree that grows below the root `token`."""

@@ -150,7 +150,7 @@ def test_a_beat_is_due_when_the_clock_is_changed(ahead: float, monkeypatch: pyte
 
     def wait(_seconds: float) -> bool:
         if next(looks) == 2:
-            monkeypatch.setattr(time, "time", lambda: true_time() + ahead)
+            monkeypatch.setattr(time, "time", lambda: true_time() + ahead)  # the clock is set between two looks
         return False
 
     monkeypatch.setattr(ended, "wait", wait)

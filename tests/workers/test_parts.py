@@ -285,7 +285,7 @@ def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypa
 def test_a_job_takes_as_many_gpus_as_its_base_needs(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in fake_gpus.torch_functions(4).items():
         monkeypatch.setattr(torch.cuda, name, value)
-    waited = []
+    waited = []  # no GPU here has memory to wait for: what would be waited for is checked
     monkeypatch.setattr(measure, "wait_for_memory", lambda _, devices, estimate: waited.append((*devices, estimate())))
 
     def memory(gpus: int, tokens: int = 10) -> float:
