@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.i18n import language
 from app.pages import checkpoints, data, evaluations, experiments, jobs, models, trainings
 from app.views import status_bar
 from app.views.trainings_view import LONGEST
@@ -60,7 +61,7 @@ class ChangesCache:
     async def answer(self, page: str, row_id: str, shown: str) -> dict[str, Any]:
         """`page`: the signature ("" while the database is not available); `strip`: its HTML and tag, unless `shown` is
         the tag; `wait`: maximum seconds until the next request."""
-        html, busy = await self._cached(("strip",), self._strip)
+        html, busy = await self._cached(("strip", language()), self._strip)
         signature = await self._cached(("page", page, row_id), lambda: self._signature(page, row_id)) if page else ""
         wait = (OPEN if row_id else LISTED) if busy else IDLE
         tag = f"{zlib.crc32(html.encode()):08x}"

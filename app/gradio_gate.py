@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from app import payloads
+from app.i18n import language
 from app.refused_values import REFUSED, fail_quietly, log_rarely, origin, refuse_quietly
 from app.uploads import Uploads
 from app.visitor import BROWSER, is_secure, session_of
@@ -61,7 +62,7 @@ class GradioGate:
 
     def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str], head: str, missing: str):
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
-        self.head, self.missing = head.encode(), missing
+        self.head, self.missing, self.language = head.encode(), missing, language()
         self._documents: dict[tuple[Any, ...], Response] = {}
         refuse_quietly(blocks)
         fail_quietly(blocks)
@@ -140,10 +141,11 @@ class GradioGate:
                 root = b"../" * (path.count("/") - 1)
                 document.body = document.body.replace(b'<base href="./"', b'<base href="./' + root + b'"', 1)
                 document.body = document.body.replace(b"</head>", self.head + b"</head>", 1)
+                document.body = document.body.replace(b'lang="en"', f'lang="{self.language}"'.encode(), 1)
                 if zipped:  # a document has no secrets, so its length tells nothing
                     document.body = gzip.compress(document.body)
                     document.headers["content-encoding"] = "gzip"
-                document.headers["vary"] = "accept-encoding"
+                document.headers["vary"] = "accept-encoding, accept-language, cookie"
                 document.headers["content-length"] = str(len(document.body))
                 del document.headers["etag"]
             if document.status_code == 200:

@@ -1,5 +1,6 @@
 """The web server: pages, API routes and middleware. `python -m app.main` starts it; it does not import torch."""
 
+import asyncio
 import gc
 import hmac
 import os
@@ -8,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from typing import Any
 
 if __name__ == "__main__":
     gc.disable()  # until it serves: what imports and pages create stays, and searching it takes a second
@@ -22,6 +24,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from app import auth, changes, chats, downloads, events, find, metrics
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
+from app.i18n import RequestLanguage, language, t
 from app.page_sessions import use_page_sessions
 from app.paths import MOVED, PAGES
 from app.sessions import session_key
@@ -75,12 +78,38 @@ def make_app(settings: Settings) -> FastAPI:
         policy=PAGES_POLICY,
     )
     own_routes = [route for part in (app, *routers) for route in part.routes]
+    app.add_middleware(RequestLanguage)
     route_name = metrics.route_names(PAGES.values(), own_routes)
     app.add_middleware(metrics.RequestTimes, metrics=web_metrics, route_name=route_name)
     return app
 
 
+class ByLanguage:
+    """ASGI app that serves each request in its language: one Gradio application per language, as Gradio translates
+    only what is known when a page is built. All but English are created at the first request."""
+
+    def __init__(self, english: Any, settings: Settings):
+        self.apps, self._settings, self._lock = {"en": english}, settings, asyncio.Lock()
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        async with self._lock:
+            if language() not in self.apps:
+                self.apps[language()] = await asyncio.to_thread(self._make)
+        await self.apps[language()](scope, receive, send)
+
+    def _make(self) -> Any:
+        mount_gradio(app := FastAPI(), self._settings)
+        return app.routes[-1].app  # type: ignore[attr-defined]
+
+
 def mount_pages(app: FastAPI, settings: Settings) -> None:
+    """Mount the pages at `/`."""
+    mount_gradio(app, settings)
+    mount = app.routes[-1]
+    mount.app = ByLanguage(mount.app, settings)  # type: ignore[attr-defined]
+
+
+def mount_gradio(app: FastAPI, settings: Settings) -> None:
     """Mount the Gradio pages at `/`, with all features disabled that the pages do not use."""
     folder = settings.home / "uploads"
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
@@ -91,7 +120,9 @@ def mount_pages(app: FastAPI, settings: Settings) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # emitted even if SSR is off
         missing = (STATIC / "missing.html").read_text(encoding="utf-8").replace("[[head]]", head())
-        missing = missing.replace("[[bar]]", shell.bar("", settings.asks_login))
+        missing = missing.replace("[[bar]]", shell.bar("", settings.asks_login)).replace("[[language]]", language())
+        missing = missing.replace("[[title]]", t("Page not found")).replace("[[home]]", t("Home"))
+        missing = missing.replace("[[lead]]", t("There is no page at this address.")).replace("[[search]]", t("Search"))
         gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=head(), missing=missing)
         gr.mount_gradio_app(
             app,

@@ -11,6 +11,7 @@ from gradio.themes.utils import sizes
 from starlette.responses import Response
 from starlette.types import Scope
 
+from app.i18n import script_messages
 from app.widgets.terms import TERMS
 
 STATIC = Path(__file__).parent / "static"
@@ -88,6 +89,7 @@ def head() -> str:
     return (
         f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>'
         f'<script type="application/json" id="terms">{json.dumps(TERMS)}</script>'
+        f'<script type="application/json" id="messages">{json.dumps(script_messages(), ensure_ascii=False)}</script>'
         f"{scripts}"
     )
 

@@ -1,5 +1,9 @@
 // Helpers of all scripts: elements, texts, numbers, the URL of the page.
 // Texts of users and models enter the page as textContent, never as markup.
+// The translation of an English text, with `values` in place of its {names} (app/i18n.py, in the page's head).
+const messages = JSON.parse(document.getElementById("messages")?.textContent || "{}");
+const t = (text, values = {}) => (messages[text] || text).replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
+
 // Creates an element with attributes and children; strings become text nodes.
 const el = (name, attributes = {}, ...children) => filled(document.createElement(name), attributes, children);
 const svg = (name, attributes = {}, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
@@ -91,4 +95,4 @@ function listenToKeys(prompt, send, escape) {
   });
 }
 
-export { NARROW, allow, button, definitions, el, keep, svg, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys };
+export { NARROW, allow, button, definitions, el, keep, svg, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys, t };

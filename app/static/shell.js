@@ -33,6 +33,12 @@ export function onElement(name, start) { onMatch(`[data-sp="${name}"]`, start); 
 
 onElement("theme", label);
 
+// The choice of a language on the Settings page; "" is the browser's (app/i18n.py).
+onElement("language", (choice) => choice.addEventListener("change", () => {
+  document.cookie = `speculoos-language=${choice.value}; path=/; max-age=${choice.value ? 365 * 86400 : 0}; samesite=strict`;
+  location.reload();
+}));
+
 // Keeps the value of a form's field in the URL and removes the parameters `others` (app/widgets/elements.py).
 window.speculoos.keep = (name, value, others) => setAddress({ ...Object.fromEntries(others.map((other) => [other, null])), [name]: String(value ?? "") });
 

@@ -20,7 +20,7 @@ def pages(settings: Settings) -> Any:
 
 
 def gradio_of(pages: Any) -> Any:
-    return next(one.app for one in pages.routes if isinstance(one, Mount) and hasattr(one.app, "state_holder"))
+    return next(one.app for one in pages.routes if isinstance(one, Mount) and not one.path).apps["en"]
 
 
 def get(pages: Any, path: str, **headers: str) -> Answer:

@@ -1,0 +1,130 @@
+"""The catalogues of `app/locale`. `python -m tests.tools.catalogues` adds new messages and removes unused ones.
+
+`--fill LOCALE JSON` adds translations (English → text, or a list of plural forms); `--unmarked FILE…` prints the strings
+that look like texts of a page but are not marked with `t`, `plural` or `N_`.
+"""
+
+import argparse
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from babel.messages import Catalog
+from babel.messages.extract import extract
+from babel.messages.pofile import read_po, write_po
+
+from app import i18n
+
+CLONE = Path(__file__).resolve().parents[2]
+KEYWORDS = {"t": None, "plural": (1, 2), "N_": None}
+LOCALES = [tag.replace("-", "_") for tag in i18n.LANGUAGES if tag != "en"]
+SENTENCE = re.compile(r"[A-Za-z]{2,}[,;:]? [A-Za-z(“]{2,}|^[A-Z][a-z]{2,}")
+"""What looks like a text: two words, or one that starts with a capital letter."""
+CODE = re.compile(r"^[<.#]|=>|</|[{}]|var\(|^[A-Z][A-Za-z]+[A-Z]|^[a-z-]+ [a-z-]+-[a-z-]+$|\bsp-|^--|^SELECT ")
+SCRIPT_TEXT = re.compile(r'(?<!\bt\()(?<!Error\()("(?:[^"\\]|\\.)*"|`(?:[^`\\]|\\.)*`)')
+"""A string of a script that is not the text of `t` or of an error."""
+NOT_SHOWN = {"elem_id", "elem_classes", "class_", "js", "href", "d", "style", "media_type", "variant", "kind", "fmt"}
+"""Keyword arguments whose strings are not shown."""
+INTERNAL = re.compile(
+    r"Error$|^(BadInput|NotFound|Conflict|getLogger|log_rarely|compile|warn|Field|debug|info|warning)$"
+)
+"""Calls whose strings are not translated: errors are in English."""
+SAME = {"Speculoos", "Hugging Face", "EAGLE", "Medusa"}
+"""Names that are the same in all languages."""
+
+
+def record_texts() -> set[str]:
+    """Texts of records of other packages that the pages show through `t`."""
+    return set()
+
+
+def messages() -> Catalog:
+    """All messages of the sources."""
+    found = Catalog()
+    for path in sorted([*(CLONE / "app").rglob("*.py"), *(CLONE / "app" / "static").glob("*.js")]):
+        name = str(path.relative_to(CLONE))
+        with path.open("rb") as file:
+            for _, message, _, _ in extract("python" if path.suffix == ".py" else "javascript", file, KEYWORDS):
+                found.add(message, locations=[(name, 0)])
+    for text in record_texts():
+        found.add(text, locations=[("records", 0)])
+    return found
+
+
+def catalogue(locale: str) -> Catalog:
+    """The stored catalogue; an empty one if there is none."""
+    path = i18n.CATALOGUES / f"{locale}.po"
+    if not path.exists():
+        return Catalog(locale=locale)
+    with path.open(encoding="utf-8") as file:
+        return read_po(file, locale=locale)
+
+
+def update(locale: str, translations: dict[str, str | list[str]]) -> None:
+    """Write the catalogue with the messages of the sources; `translations` are added to those it has."""
+    old, new = catalogue(locale), Catalog(locale=locale)
+    for message in messages():
+        if not message.id:
+            continue
+        key = message.id if isinstance(message.id, str) else message.id[0]
+        stored = old.get(key)
+        text = translations.get(key) or (stored.string if stored else "")
+        if isinstance(message.id, tuple):
+            text = tuple(text) if text else ("",) * new.num_plurals
+        new.add(message.id, text, message.locations)
+    with (i18n.CATALOGUES / f"{locale}.po").open("wb") as file:
+        write_po(file, new, width=120, sort_output=True, omit_header=True, include_lineno=False)
+
+
+def unmarked(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of the strings of a source that look like texts but are not marked."""
+    source = path.read_text(encoding="utf-8")
+    found = _of_python(ast.parse(source)) if path.suffix == ".py" else _of_script(source)
+    yield from ((line, text) for line, text in found if is_text(text))
+
+
+def is_text(text: str) -> bool:
+    return text not in SAME and bool(SENTENCE.search(text)) and not CODE.search(text)
+
+
+def _of_python(node: ast.AST) -> Iterator[tuple[int, str]]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.lineno, node.value
+    for child in ast.iter_child_nodes(node):
+        if not _is_internal(child):
+            yield from _of_python(child)
+
+
+def _is_internal(node: ast.AST) -> bool:
+    """Whether strings inside `node` are marked, or not shown."""
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return name in KEYWORDS or bool(INTERNAL.search(name))
+    is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_docstring or isinstance(node, ast.Raise) or isinstance(node, ast.keyword) and node.arg in NOT_SHOWN
+
+
+def _of_script(source: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(source.splitlines(), 1):
+        for match in SCRIPT_TEXT.finditer("" if line.lstrip().startswith("//") else line):
+            yield number, re.sub(r"\$\{[^}]*\}", "%", match[0][1:-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--unmarked", nargs="+", type=Path)
+    parser.add_argument("--fill", nargs=2, metavar=("LOCALE", "JSON"))
+    options = parser.parse_args()
+    for path in options.unmarked or ():
+        for line, text in unmarked(path):
+            print(f"{path}:{line}: {text[:100]!r}")
+    if not options.unmarked:
+        locale, file = options.fill or ("", "")
+        for name in LOCALES:
+            update(name, json.loads(Path(file).read_text(encoding="utf-8")) if name == locale else {})
+
+
+if __name__ == "__main__":
+    main()
