@@ -1,6 +1,6 @@
 """The catalogues of `app/locale`. `python -m tests.tools.catalogues` adds new messages and removes unused ones.
 
-`--fill LOCALE JSON` adds translations (English → text, or a list of plural forms); `--unmarked FILE…` prints the strings
+`--fill LOCALE JSON` adds translations (English → text, or a list of plural forms); `--unmarked FILE…` prints strings
 that look like texts of a page but are not marked with `t`, `plural` or `N_`.
 """
 
