@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from app.gradio_gate import UNANSWERABLE
 from app.main import make_app
 from speculoos.settings import Settings, load
-from tests.tools.asgi import ask
+from tests.tools.asgi import ask, gradio_app
 from tests.tools.loops import run_async
 from tracking.db import upgrade
 
@@ -47,10 +47,6 @@ class Bench:
         """Copies of the canary in the home."""
         files = [path for path in (self.settings.home / "uploads").rglob("*") if path.is_file()]
         return [path for path in files if self.text.encode() in path.read_bytes()]
-
-
-def gradio_app(app: FastAPI) -> Any:
-    return next(route.app for route in app.routes if hasattr(getattr(route, "app", None), "get_blocks"))
 
 
 def bench(folder: Path, **changes: str) -> Bench:

@@ -4,13 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from starlette.routing import Mount
 
 from app import page_sessions
 from app.main import make_app
 from app.paths import PAGES
 from speculoos.settings import Settings
-from tests.tools.asgi import Answer, ask
+from tests.tools.asgi import Answer, ask, gradio_app
 from tests.tools.loops import run_async
 
 
@@ -19,16 +18,12 @@ def pages(settings: Settings) -> Any:
     return make_app(settings)
 
 
-def gradio_of(pages: Any) -> Any:
-    return next(one.app for one in pages.routes if isinstance(one, Mount) and not one.path).apps["en"]
-
-
 def get(pages: Any, path: str, **headers: str) -> Answer:
     return run_async(ask(pages, "GET", path, **headers))
 
 
 def test_an_opened_page_holds_no_description_of_all_components(pages: Any) -> None:
-    kept = gradio_of(pages).state_holder
+    kept = gradio_app(pages).state_holder
     block = next(iter(kept.blocks.default_config.blocks))
     kept["first"]._update_value_in_config(block, "x" * 1000)
     assert not kept["first"].config_values
@@ -36,7 +31,7 @@ def test_an_opened_page_holds_no_description_of_all_components(pages: Any) -> No
 
 
 def test_what_changes_in_one_opened_page_is_not_in_another(pages: Any) -> None:
-    kept = gradio_of(pages).state_holder
+    kept = gradio_app(pages).state_holder
     block = next(number for number, one in kept.blocks.blocks.items() if not one.stateful)
     kept["first"][block] = changed = object.__new__(type(kept.blocks.blocks[block]))
     changed.__dict__.update(kept.blocks.blocks[block].__dict__)
@@ -45,7 +40,7 @@ def test_what_changes_in_one_opened_page_is_not_in_another(pages: Any) -> None:
 
 
 def test_the_server_keeps_so_many_and_no_more(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = gradio_of(pages).state_holder
+    kept = gradio_app(pages).state_holder
     assert kept.capacity == page_sessions.MOST
     monkeypatch.setattr(kept, "capacity", 3)
     for number in range(5):
@@ -56,7 +51,7 @@ def test_the_server_keeps_so_many_and_no_more(pages: Any, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("path", PAGES.values())
 def test_a_document_is_written_once(pages: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = get(pages, path)
-    monkeypatch.setattr(gradio_of(pages), "get_blocks", lambda: pytest.fail("written again"))
+    monkeypatch.setattr(gradio_app(pages), "get_blocks", lambda: pytest.fail("written again"))
     again = get(pages, path)
     assert (first.status, again.status) == (200, 200)
     assert again.body == first.body and len(again.body) > 1000

@@ -18,7 +18,7 @@ from app.views.import_form import PROMPTS_ONLY
 from app.visitor import BROWSER
 from speculoos.errors import BadInput
 from speculoos.settings import Settings, load
-from tests.tools.asgi import ask
+from tests.tools.asgi import ask, gradio_app
 from tests.tools.loops import run_async
 from tracking.db import reading, upgrade
 from tracking.tables import Job
@@ -73,7 +73,7 @@ def press_import(client: TestClient, pages: Any, file: Any) -> Any:
 
 def event_of(pages: Any, *elem_ids: str) -> Any:
     """The first event that reads these components."""
-    blocks = next(r.app for r in pages.routes if hasattr(getattr(r, "app", None), "get_blocks")).get_blocks()
+    blocks = gradio_app(pages).get_blocks()
     return next(f for f in blocks.fns.values() if {*elem_ids} <= {i.elem_id for i in f.inputs})
 
 

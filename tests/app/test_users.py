@@ -14,6 +14,7 @@ from cli.main import main
 from speculoos.errors import BadInput
 from speculoos.people import current_user
 from speculoos.settings import Settings
+from tests.tools.asgi import gradio_app
 from tests.tools.loops import run_async
 from tracking import jobs
 from tracking.db import reading, writing
@@ -29,7 +30,7 @@ def newest(home: Settings) -> Job:
 
 def press_sample(client: TestClient, pages: Any) -> None:
     """The Data page's button for the built-in prompts."""
-    blocks = next(r.app for r in pages.routes if hasattr(getattr(r, "app", None), "get_blocks")).get_blocks()
+    blocks = gradio_app(pages).get_blocks()
     (button,) = [b for b in blocks.blocks.values() if getattr(b, "elem_id", "") == "data-add-quickstart-prompts"]
     fn = next(f for f in blocks.fns.values() if (button._id, "click") in f.targets)
     body = {"data": [], "fn_index": fn._id, "session_hash": "x"}

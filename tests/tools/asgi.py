@@ -57,3 +57,8 @@ async def ask(
 
     await app(scope, receive, send)
     return answer
+
+
+def gradio_app(pages: Any) -> Any:
+    """The Gradio application that serves the English pages of the web application `pages`."""
+    return pages.routes[-1].app.apps["en"]

@@ -1,0 +1,119 @@
+"""Every text of the pages is in the catalogues, and each request is answered in its language."""
+
+import gettext
+import json
+import re
+import string
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app import i18n
+from app.main import make_app, make_pages
+from speculoos.settings import Settings
+from tests.tools import catalogues
+from tests.tools.asgi import HOST, Answer, ask
+from tests.tools.loops import run_async
+from tests.tools.page_client import PageClient
+
+TAGS = re.compile(r"<(style|svg|code)\b.*?</\1>|<[^>]*>", re.DOTALL)
+ATTRIBUTES = re.compile(r'(?:aria-label|title|placeholder|alt)="([^"]*)"')
+TEXTS = ("label", "info", "placeholder", "value", "title", "text")
+MARKED = re.compile("⟦[^⟦⟧]*⟧")
+
+
+def fields(text: str | tuple[str, ...] | list[str]) -> set[str]:
+    """Names of the values in a message or in its plural forms."""
+    forms = [text] if isinstance(text, str) else text
+    return {name for form in forms for _, name, _, _ in string.Formatter().parse(form) if name}
+
+
+@pytest.mark.parametrize("locale", catalogues.LOCALES)
+def test_a_catalogue_translates_every_text(locale: str) -> None:
+    stored, used = catalogues.catalogue(locale), [one for one in catalogues.messages() if one.id]
+    translated = {one.id: one.string for one in stored if one.id}
+    assert set(translated) == {one.id for one in used}, "`python -m tests.tools.catalogues` updates the catalogues"
+    missing = [text for text, found in translated.items() if not found or not all(found)]
+    assert not missing
+    wrong = {text: found for text, found in translated.items() if fields(found) - {"n"} != fields(text) - {"n"}}
+    assert not wrong
+
+
+def test_no_text_is_outside_the_catalogues() -> None:
+    files = [*(catalogues.CLONE / "app").rglob("*.py"), *(catalogues.CLONE / "app" / "static").glob("*.js")]
+    found = {str(path.relative_to(catalogues.CLONE)): list(catalogues.unmarked(path)) for path in sorted(files)}
+    assert not {name: texts for name, texts in found.items() if texts}
+
+
+class Marked(gettext.NullTranslations):
+    """A language in which every text of the catalogues is in ⟦brackets⟧."""
+
+    def gettext(self, message: str) -> str:
+        return f"⟦{message}⟧"
+
+    def ngettext(self, msgid1: str, msgid2: str, n: int) -> str:
+        return f"⟦{msgid1 if n == 1 else msgid2}⟧"
+
+
+def texts_of(component: Any) -> Iterator[str]:
+    """Texts that a component shows as built."""
+    config = component.get_config()
+    for name in TEXTS:
+        if isinstance(text := config.get(name), str) and config.get("name") not in ("textbox", "code"):
+            yield from (*TAGS.sub("\n", text).split("\n"), *ATTRIBUTES.findall(text))
+    yield from (str(choice[0]) for choice in config.get("choices") or ())
+
+
+def test_pages_are_built_from_the_catalogues(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(i18n, "_catalogue", lambda _tag: Marked())
+    shown = {text for block in make_pages(settings).blocks.values() for text in texts_of(block)}
+    assert any(MARKED.search(text) for text in shown)
+    assert not sorted(text for text in shown if catalogues.is_text(MARKED.sub("", text).strip()))
+
+
+@pytest.mark.parametrize(
+    ("cookie", "accepted", "language"),
+    [
+        ("", "", "en"),
+        ("", "de-AT,de;q=0.9,en;q=0.8", "de"),
+        ("", "fr-FR, zh-Hans-CN;q=0.5", "zh-CN"),
+        ("", "tlh", "en"),
+        ("en", "de", "en"),
+        ("zh-CN", "de", "zh-CN"),
+        ("../de", "*", "en"),
+    ],
+)
+def test_the_language_of_a_request(cookie: str, accepted: str, language: str) -> None:
+    assert i18n.preferred(cookie, accepted) == language
+
+
+@pytest.fixture(scope="module")
+def pages(settings: Settings) -> Any:
+    return make_app(settings)
+
+
+def get(pages: Any, path: str, **headers: str) -> Answer:
+    return run_async(ask(pages, "GET", path, **headers))
+
+
+async def opened(pages: Any, path: str, accepted: str) -> PageClient:
+    """An opened page of a browser with this header Accept-Language."""
+    headers = {"accept-language": accepted, "accept": "text/html"}
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(pages), base_url=f"http://{HOST}", headers=headers)
+    page = PageClient(client, path)
+    await page.open()
+    return page
+
+
+@pytest.mark.parametrize(("tag", "title"), [("de", "Einstellungen"), ("en", "Settings"), ("zh-CN", "设置")])
+def test_documents_events_and_routes_are_in_the_language_of_the_request(pages: Any, tag: str, title: str) -> None:
+    document = get(pages, "/settings", accept_language=tag, accept="text/html")
+    assert f'lang="{tag}"'.encode() in document.body
+    assert "accept-language" in document.header("vary")
+    shown = run_async(opened(pages, "/settings", tag)).values
+    with i18n.in_language(tag):
+        assert any(f">{i18n.t('Servers')}<" in str(value) for value in shown.values())
+    names = [row["name"] for row in json.loads(get(pages, "/api/find", accept_language=tag).body)]
+    assert title in names
