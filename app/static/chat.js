@@ -2,7 +2,7 @@
 import { NARROW, allow, button, el, listenToKeys, notice, onceAFrame, setAddress } from "./dom.js";
 import { onElement } from "./shell.js";
 import { Side } from "./side.js";
-import { ask, follow } from "./stream.js";
+import { ask, askOrShow, follow } from "./stream.js";
 import * as trace from "./trace.js";
 import { Turn } from "./turn.js";
 
@@ -32,20 +32,17 @@ function sendPrompt(text) {
 class ChatPage {
   constructor(root) {
     this.turns = [];
-    this.focused = null;
     this.height = this.top = 0;
     this.redraw = onceAFrame(() => this.draw());
     this.root = root;
     this.conversation = el("div", { class: "sp-conversation", role: "region", "aria-label": "Conversation" });
-    this.side = new Side(this);
     this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Send a prompt"),
       el("p", {}, "Accepted draft tokens have a colored background. Enter sends, Shift+Enter inserts a line break, Esc stops."),
       el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => sendPrompt(idea)))));
-    this.conversation.append(this.empty);
-    root.replaceChildren(this.conversation, this.side.node);
+    this.clear();
     const query = new URLSearchParams(location.search);
     this.chosen = query.get("turn") || "";
-    if (query.get("chat")) this.open(query.get("chat"));
+    this.open(query.get("chat"));
     root.addEventListener("scroll", () => this.scrolled(), { capture: true, passive: true });
     document.addEventListener("speculoos:view", () => { for (const turn of this.turns) turn.showReading(); });
     listenToKeys("#prompt", "#send", (event) => this.escape(event));
@@ -56,16 +53,16 @@ class ChatPage {
   async open(id) {
     if (!id) return;
     if (id !== this.chat) this.clear();
+    this.goTo(id);
+    const chat = await askOrShow(this.conversation, `/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen)}`);
+    if (chat) this.showTurns(chat.turns);
+    if (chat?.turns.length === 0) this.conversation.replaceChildren(notice("This chat was deleted. Start a new one.", "info"), this.empty);
+  }
+
+  goTo(id) {
     this.chat = id;
-    setAddress({ chat: id, turn: this.chosen || null });
+    setAddress({ chat: id || null, turn: this.chosen || null });
     document.dispatchEvent(new CustomEvent("speculoos:chat"));
-    try {
-      const chat = await ask(`/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen || "")}`);
-      this.showTurns(chat.turns);
-      if (!chat.turns.length) this.conversation.replaceChildren(notice("This chat was deleted. Start a new one.", "info"), this.empty);
-    } catch (error) {
-      this.conversation.append(notice(error.message, "bad"));
-    }
   }
 
   showTurns(views) {
@@ -74,9 +71,9 @@ class ChatPage {
     for (const turn of this.turns.filter((other) => !ids.has(other.id))) { turn.stop?.(); turn.node.remove(); }
     this.turns = this.turns.filter((turn) => ids.has(turn.id));
     for (const view of views) {
-      const turn = this.turns.find((other) => other.id === view.id);
-      if (turn) turn.showVersions(view.versions);
-      else this.add(view);
+      const known = this.turns.find((other) => other.id === view.id);
+      if (known) known.showVersions(view.versions);
+      else this.add(new Turn(view, this));
     }
     this.turns.forEach((turn, i) => turn.node.classList.toggle("sp-continued", Boolean(this.turns[i + 1]?.run.continues)));
     if (this.turns.length && !this.turns.includes(this.focused)) this.focusTurn(this.turns.at(-1));
@@ -88,9 +85,8 @@ class ChatPage {
     this.open(this.chat);
   }
 
-  add(view) {
+  add(turn) {
     this.empty.remove();
-    const turn = new Turn(view, this);
     this.turns.push(turn);
     this.conversation.append(turn.node);
     this.focusTurn(turn);
@@ -104,18 +100,16 @@ class ChatPage {
     this.turns = [];
     this.focused = null;
     this.conversation.replaceChildren(this.empty);
-    const side = new Side(this);
-    this.side.node.replaceWith(side.node);
-    this.side = side;
+    this.side = new Side(this);
+    this.root.replaceChildren(this.conversation, this.side.node);
     allow("stop", false);
   }
 
   reset() {
     this.clear();
-    this.chat = this.chosen = "";
     this.endEdit();
-    setAddress({ chat: null, turn: null });
-    document.dispatchEvent(new CustomEvent("speculoos:chat"));
+    this.chosen = "";
+    this.goTo("");
   }
 
   // Writes the selected model into the URL, but not the one selected by default.
@@ -128,10 +122,8 @@ class ChatPage {
   // Position of the next prompt, for the server: the chat and the turn that it follows.
   position(chat) {
     if (this.editing) this.chosen = "";
-    if (!chat) return "";
-    const last = this.turns.at(-1);
-    const before = this.editing ? this.turns[this.turns.indexOf(this.editing) - 1] : last;
-    return `${chat}/${before ? before.id : ""}`;
+    const before = this.editing ? this.turns[this.turns.indexOf(this.editing) - 1] : this.turns.at(-1);
+    return chat && `${chat}/${before?.id || ""}`;
   }
 
   focusTurn(turn) {
@@ -179,31 +171,19 @@ class ChatPage {
 
   live() { return this.turns.find((turn) => !turn.run.ended); }
 
-  async stop() {
+  stop() {
     const turn = this.live();
-    if (turn) await this.send(turn, "/cancel");
+    if (turn) this.send(turn, "/cancel");
   }
 
-  // Sends a request about a turn; returns whether it succeeded. Errors are shown below the turn.
-  async send(turn, path, method = "POST") {
-    try {
-      await ask(`/api/runs/${turn.id}${path}`, method);
-      return true;
-    } catch (error) {
-      turn.notes.append(notice(error.message, "bad"));
-      return false;
-    }
-  }
+  // Sends a request about a turn, below which an error is shown; undefined then.
+  send(turn, path, method = "POST") { return askOrShow(turn.notes, `/api/runs/${turn.id}${path}`, method); }
 
   // `again`: repeat a noisy measurement.
   async measurePlain(again = false) {
-    const turn = this.focused;
-    try {
-      turn.plain = await ask(`/api/runs/${turn.id}/plain${again ? "?again=true" : ""}`, "POST");
-      this.followPlain(turn);
-    } catch (error) {
-      turn.plain = { ended: true, error: error.message, summary: {} };
-    }
+    const turn = this.focused, failed = (error) => ({ ended: true, error: error.message, summary: {} });
+    turn.plain = await ask(`/api/runs/${turn.id}/plain?again=${again}`, "POST").catch(failed);
+    this.followPlain(turn);
     this.changed(turn);
   }
 
@@ -216,7 +196,7 @@ class ChatPage {
   async remove(turn) {
     if (!await this.send(turn, "", "DELETE")) return;
     const before = this.turns[this.turns.indexOf(turn) - 1];
-    this.chosen = (turn.run.versions || []).filter((id) => id !== turn.id).pop() || before?.id || "";
+    this.chosen = turn.run.versions.filter((id) => id !== turn.id).pop() || before?.id || "";
     if (this.chosen) await this.open(this.chat);
     else document.querySelector("#new-chat")?.click();
   }
@@ -253,22 +233,22 @@ class ChatPage {
     for (const turn of this.turns) turn.node.classList.remove("sp-edited");
   }
 
+  // The turns whose responses are one: that to a prompt, and its continuations up to `turn`.
+  parts(turn) {
+    const shown = this.turns.slice(0, this.turns.indexOf(turn) + 1);
+    return shown.slice(shown.findLastIndex((other) => !other.run.continues));
+  }
+
   // Sends the same prompt again with the current settings.
   again(turn) {
-    this.edit(turn.run.continues ? this.turns.slice(0, this.turns.indexOf(turn)).filter((other) => !other.run.continues).pop() || turn : turn);
+    this.edit(this.parts(turn)[0]);
     sendPrompt(this.editing.prompt);
   }
 
   // The text of a response, including the parts that it continues.
   fullResponse(turn) {
-    const parts = [turn.run.ended ? turn.run.text : turn.stream.node.textContent];
-    let before = turn.run.continues;
-    while (before) {
-      const earlier = this.turns.find((other) => other.id === before);
-      if (earlier) parts.unshift(earlier.run.text.replace(/\ufffd+$/, ""));
-      before = earlier?.run.continues;
-    }
-    return parts.join("");
+    const text = ({ run, stream }) => (run.ended ? run.text : stream.node.textContent);
+    return this.parts(turn).map((part) => (part === turn ? text(part) : text(part).replace(/\ufffd+$/, ""))).join("");
   }
 
   escape(event) {

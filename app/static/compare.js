@@ -1,16 +1,14 @@
 // The Compare page: one column per target, each measured alone, one after another; then their differences.
 import { allow, button, el, listenToKeys, notice, number, onceAFrame, setAddress, sureButton, term } from "./dom.js";
-import { LiveRun } from "./live.js";
 import { onElement } from "./shell.js";
-import { ask } from "./stream.js";
+import { askOrShow } from "./stream.js";
+import { LiveRun } from "./tokens.js";
 import * as trace from "./trace.js";
 
 const ORDER = ["first", "second", "third", "fourth"];
 const STATES = { QUEUED: "queued", RUNNING: "measuring…", SUCCEEDED: "measured", CANCELLED: "stopped", FAILED: "failed" };
 // Figures of a column: key, name, and the term whose definition is the tooltip.
 const FIGURES = [["speed", "tokens/s"], ["tau", "τ", "tau"], ["speedup", "speedup", "speedup"], ["tokens", "tokens"]];
-
-function setText(node, text) { node.textContent = text; }
 
 class Column extends LiveRun {
   // `when`: position in the order of measurement, which is reversed in every second comparison.
@@ -42,44 +40,35 @@ class Column extends LiveRun {
   showState(state) {
     this.run.state = state;
     this.node.dataset.state = state;
-    setText(this.badge, state === "SUCCEEDED" ? `measured ${ORDER[this.when] || ""}` : STATES[state] ?? state);
+    this.badge.textContent = state === "SUCCEEDED" ? `measured ${ORDER[this.when]}` : STATES[state] ?? state;
     this.badge.className = `sp-badge ${{ SUCCEEDED: "sp-good", FAILED: "sp-bad", RUNNING: "sp-info", CANCELLED: "sp-warn" }[state] || ""}`;
   }
 
   show(plain) {
     const now = this.now;
-    setText(this.values.speed, number(now.tokensPerSecond, 1));
-    setText(this.values.tau, now.tokens ? number(now.tau) : "–");
-    setText(this.values.tokens, String(now.tokens || "–"));
-    const known = plain && plain.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
-    const sameLoad = known && trace.sameLoad(this.run.summary, plain.run.summary);
-    if (known && this.run.ended && !sameLoad) this.showNoise(plain);
-    const speedup = number(known ? now.tokensPerSecond / plain.now.tokensPerSecond : NaN);
-    setText(this.values.speedup, known ? `${sameLoad ? "" : "≈ "}${speedup}×` : "–");
+    const known = plain?.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
+    const noise = known && trace.noise(this.run.summary, plain.run.summary);
+    if (noise && this.run.ended) this.showNoise(noise);
+    const speedup = known ? `${noise ? "≈ " : ""}${number(now.tokensPerSecond / plain.now.tokensPerSecond)}×` : "–";
+    const shown = { speed: number(now.tokensPerSecond, 1), tau: now.tokens ? number(now.tau) : "–", tokens: now.tokens || "–", speedup };
+    for (const [key, text] of Object.entries(shown)) this.values[key].textContent = text;
     this.bars.replaceChildren(...(now.acceptance.length ? [trace.bars(now.acceptance)] : []));
   }
 
-  showNoise(plain) {
-    if (this.noise) return;
-    this.noise = notice(`The speedup is noisy: ${trace.noiseReason(this.run.summary, plain.run.summary)}. Press Compare to measure again.`, "warn");
+  showNoise(reason) {
+    this.noise ||= notice(`The speedup is noisy: ${reason}. Press Compare to measure again.`, "warn");
     this.notes.append(this.noise);
   }
 
-  showMissing(index) { if (this.run.state === "SUCCEEDED") setText(this.match, `not compared: column ${index + 1} is not measured`); }
+  showMissing(index) { if (this.run.state === "SUCCEEDED") this.match.textContent = `not compared: column ${index + 1} is not measured`; }
 
-  showMatch(view, isPlain) {
-    if (this.index === 0) {
-      setText(this.match, isPlain ? "baseline of the other columns" : "reference output of the other columns");
-    } else if (view.identical) {
-      setText(this.match, "✓ same output, token for token");
-      this.match.classList.add("sp-same");
-    } else {
-      const lossy = (view.request.speculation || {}).acceptance === "typical";
-      const chance = lossy ? "; typical acceptance is lossy, so outputs may differ" : view.request.temperature > 0 ? "; sampled outputs may differ" : "";
-      setText(this.match, `≠ differs from the first column at token ${view.first_divergence + 1}${chance}`);
-      this.match.classList.add("sp-differs");
-      this.stream.mark(view.first_divergence, "first token that differs from the first column");
-    }
+  showMatch({ identical, first_divergence: at, request }, isPlain) {
+    const lossy = request.speculation?.acceptance === "typical";
+    const chance = lossy ? "; typical acceptance is lossy, so outputs may differ" : request.temperature > 0 ? "; sampled outputs may differ" : "";
+    if (this.index === 0) this.match.textContent = isPlain ? "baseline of the other columns" : "reference output of the other columns";
+    else this.match.textContent = identical ? "✓ same output, token for token" : `≠ differs from the first column at token ${at + 1}${chance}`;
+    if (this.index) this.match.classList.add(identical ? "sp-good" : "sp-bad");
+    if (!identical) this.stream.mark(at, "first token that differs from the first column");
   }
 }
 
@@ -95,9 +84,8 @@ class ComparePage {
     this.delete = sureButton("small", "Delete", () => this.remove(), { id: "delete-comparison" });
     this.grid = el("div", { class: "sp-columns" });
     this.root = root;
-    const id = new URLSearchParams(location.search).get("comparison");
-    if (id) this.open(id);
-    else this.empty("Nothing compared yet");
+    this.empty("Nothing compared yet");
+    this.open(new URLSearchParams(location.search).get("comparison"));
     listenToKeys("#compare-prompt", "#compare-run", (event) => { if (this.live().length) { event.preventDefault(); this.stop(); } });
   }
 
@@ -107,23 +95,19 @@ class ComparePage {
     const turn = ++this.turn;
     this.id = id;
     setAddress({ comparison: id });
-    let found;
-    try { found = await this.read(); } catch (error) { this.root.replaceChildren(notice(error.message, "bad")); return; }
-    if (turn !== this.turn) return;
+    this.root.replaceChildren();
+    const found = await this.ask(this.root);
+    if (!found || turn !== this.turn) return;
     const order = found.columns.map((view) => view.created_at).sort();
     this.columns = found.columns.map((view, i) => new Column(view, this, i, order.indexOf(view.created_at)));
     delete this.root.dataset.finished;
-    const messages = found.columns[0].request.messages;
-    setText(this.prompt, messages[messages.length - 1].content);
+    this.prompt.textContent = found.columns[0].request.messages.at(-1).content;
     this.grid.replaceChildren(...this.columns.map((column) => column.node));
     this.grid.style.setProperty("--columns", this.columns.length);
     this.tools.replaceChildren(trace.legend());
     this.root.replaceChildren(this.prompt, this.tools, this.grid);
     this.changed();
-    for (const column of [...this.columns].sort((a, b) => a.when - b.when)) {
-      if (turn !== this.turn) return;
-      await column.follow();
-    }
+    for (const column of [...this.columns].sort((a, b) => a.when - b.when)) if (turn === this.turn) await column.follow();
     if (turn === this.turn) await this.finish();
   }
 
@@ -133,7 +117,7 @@ class ComparePage {
   }
 
   async remove() {
-    try { await ask(`/api/comparisons/${encodeURIComponent(this.id)}`, "DELETE"); } catch (error) { this.tools.append(notice(error.message, "bad")); return; }
+    if (!await this.ask(this.tools, "DELETE")) return;
     document.querySelector(`#recent a[href$="comparison=${CSS.escape(this.id)}"]`)?.closest("li").remove();
     this.turn++;
     this.columns = [];
@@ -142,10 +126,11 @@ class ComparePage {
     this.empty("Deleted");
   }
 
-  read() { return ask(`/api/comparisons/${encodeURIComponent(this.id)}`); }
+  ask(box, method) { return askOrShow(box, `/api/comparisons/${encodeURIComponent(this.id)}`, method); }
 
   async finish() {
-    const found = await this.read();
+    const found = await this.ask(this.tools);
+    if (!found) return;
     const complete = found.columns.every((view) => view.state === "SUCCEEDED");
     const missing = found.columns.findIndex((view) => view.state !== "SUCCEEDED");
     found.columns.forEach((view, i) => {
@@ -173,7 +158,7 @@ class ComparePage {
     this.replay.disabled = true;
     const startedAt = performance.now();
     const lanes = this.columns.map((column) => {
-      const records = column.stream.records;
+      const { records } = column.stream;
       column.stream.clear();
       let at = 0;
       return { column, left: records.map((record) => ({ record, at: (at += record.ms.draft + record.ms.verify + record.ms.other) })) };
@@ -190,9 +175,7 @@ class ComparePage {
   live() { return this.columns.filter((column) => !column.run.ended); }
 
   async stop() {
-    for (const column of this.live()) {
-      try { await ask(`/api/runs/${column.run.id}/cancel`, "POST"); } catch (error) { column.notes.append(notice(error.message, "bad")); }
-    }
+    for (const { run, notes } of this.live()) await askOrShow(notes, `/api/runs/${run.id}/cancel`, "POST");
   }
 }
 

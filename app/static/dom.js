@@ -2,11 +2,11 @@
 // Texts of users and models enter the page as textContent, never as markup.
 // The translation of an English text, with `values` in place of its {names} (app/i18n.py, in the page's head).
 const messages = JSON.parse(document.getElementById("messages")?.textContent || "{}");
-const t = (text, values = {}) => (messages[text] || text).replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
+export const t = (text, values = {}) => (messages[text] || text).replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 
 // Creates an element with attributes and children; strings become text nodes.
-const el = (name, attributes = {}, ...children) => filled(document.createElement(name), attributes, children);
-const svg = (name, attributes = {}, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+export const el = (name, attributes = {}, ...children) => filled(document.createElement(name), attributes, children);
+export const svg = (name, attributes = {}, ...children) => filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 
 function filled(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
@@ -19,41 +19,41 @@ function filled(node, attributes, children) {
 }
 
 // Makes spaces and line breaks visible, for lists of single tokens.
-function visible(text) {
+export function visible(text) {
   if (!text) return "(part of a character)";
   return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ | $/g, "␣");
 }
 
-const percent = (share) => `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %`;
-const number = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
+export const percent = (share) => `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %`;
+export const number = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 
 // A technical term with its definition as a tooltip (app/widgets/terms.py, in the page's head).
-const definitions = JSON.parse(document.getElementById("terms")?.textContent || "{}");
-function term(key, text) {
+export const definitions = JSON.parse(document.getElementById("terms")?.textContent || "{}");
+export function term(key, text) {
   return el("abbr", { class: "sp-term", title: definitions[key], "data-term": key }, text);
 }
 
 // A button of the kind "small" or "link".
-function button(kind, label, run, more = {}) {
+export function button(kind, label, run, more = {}) {
   return el("button", { type: "button", class: `sp-${kind}-button`, on: { click: run }, ...more }, label);
 }
 
 // A message in a colored box with a sign.
-function notice(text, tone) {
+export function notice(text, tone) {
   const signs = { info: "i", warn: "!", bad: "×", good: "✓" };
   return el("div", { class: `sp-notice sp-${tone}`, role: tone === "bad" ? "alert" : "status" },
     el("span", { class: "sp-sign", "aria-hidden": "true" }, signs[tone]), el("span", {}, text));
 }
 
 // A choice that the browser keeps: `keep(key)` reads it, `keep(key, value)` stores it; not in private mode.
-function keep(key, value) {
+export function keep(key, value) {
   try { return value === undefined ? localStorage.getItem(key) : localStorage.setItem(key, value); } catch { return null; }
 }
 
-const NARROW = window.matchMedia("(max-width: 900px)");
+export const NARROW = window.matchMedia("(max-width: 900px)");
 
 // Sets query parameters of the URL without loading a page; null removes one.
-function setAddress(values) {
+export function setAddress(values) {
   const address = new URL(location.href);
   for (const [key, value] of Object.entries(values)) {
     if (value === null) address.searchParams.delete(key);
@@ -63,13 +63,13 @@ function setAddress(values) {
 }
 
 // Enables or disables the button `id`.
-function allow(id, can) {
+export function allow(id, can) {
   const button = document.getElementById(id);
   if (button && button.disabled === can) button.disabled = !can;
 }
 
 // A button that asks for confirmation in its own label before an action that cannot be undone.
-function sureButton(kind, label, act, more = {}) {
+export function sureButton(kind, label, act, more = {}) {
   const made = button(kind, label, () => {
     if (made.dataset.sure) return act();
     made.dataset.sure = "yes";
@@ -80,13 +80,13 @@ function sureButton(kind, label, act, more = {}) {
 }
 
 // A function that calls `draw` once in the next frame, no matter how often it is called.
-function onceAFrame(draw) {
+export function onceAFrame(draw) {
   let frame = 0;
   return () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(); }); };
 }
 
 // Keyboard of a page with a prompt: Ctrl+Enter in the field `prompt` clicks the button `send`, Escape calls `escape`.
-function listenToKeys(prompt, send, escape) {
+export function listenToKeys(prompt, send, escape) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !document.querySelector(":popover-open")) escape(event);  // else it closes that
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || !event.target.closest?.(prompt)) return;
@@ -94,5 +94,3 @@ function listenToKeys(prompt, send, escape) {
     document.querySelector(send)?.click();
   });
 }
-
-export { NARROW, allow, button, definitions, el, keep, svg, visible, percent, number, term, notice, setAddress, sureButton, onceAFrame, listenToKeys, t };

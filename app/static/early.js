@@ -6,8 +6,7 @@
   const stored = () => {
     try { return localStorage.getItem(KEY) || "system"; } catch { return "system"; }
   };
-  const requested = new URLSearchParams(location.search).get("__theme");
-  let choice = requested === "dark" || requested === "light" ? requested : stored();
+  let choice = stored();
   const dark = () => choice === "dark" || (choice !== "light" && system.matches);
   const apply = () => {
     for (const node of [document.documentElement, document.body]) {
@@ -33,7 +32,6 @@
   window.speculoos = {
     theme: {
       get: () => choice,
-      isDark: dark,
       set: (value) => {
         choice = value;
         try { localStorage.setItem(KEY, value); } catch { /* private mode: for this page only */ }

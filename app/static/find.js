@@ -1,6 +1,7 @@
 // The command palette (Ctrl+K): finds pages, actions and rows by name (app/find.py) and opens one.
 // The drawer of terms (the button "?" and clicks on terms): definitions of app/widgets/terms.py.
-import { definitions, el } from "./dom.js";
+import { button, definitions, el } from "./dom.js";
+import { ask } from "./stream.js";
 
 const input = el("input", { class: "sp-palette-field", type: "search", role: "combobox", "aria-expanded": "true", maxlength: "200",
   "aria-controls": "palette-list", "aria-label": "Search pages, models, data and runs", placeholder: "Search pages, models, data, runs…" });
@@ -27,11 +28,8 @@ const open = (index) => { const to = list.children[index]?.dataset.to; if (to) l
 
 async function find() {
   const mine = ++asked;
-  try {
-    const response = await fetch(`/api/find?${new URLSearchParams({ q: input.value })}`, { cache: "no-store" });
-    const found = response.ok ? await response.json() : [];
-    if (mine === asked) draw(found);
-  } catch { /* the status bar reports a server that does not respond */ }
+  const found = await ask(`/api/find?${new URLSearchParams({ q: input.value })}`).catch(() => []);  // the status bar shows errors
+  if (mine === asked) draw(found);
 }
 
 function toggle() {
@@ -57,7 +55,7 @@ function explain(key = "") {
   if (!drawer.isConnected) document.body.append(drawer);
   const name = (term) => (term === "tau" ? "Mean accepted length (τ)" : term[0].toUpperCase() + term.slice(1).replaceAll("-", " "));
   const words = Object.entries(definitions).map(([term, text]) => el("div", { class: term === key ? "sp-picked-word" : "" }, el("dt", {}, name(term)), el("dd", {}, text)));
-  drawer.replaceChildren(el("h2", {}, "Glossary"), el("dl", {}, ...words), el("button", { type: "button", class: "sp-small-button", on: { click: () => drawer.close() } }, "Close"));
+  drawer.replaceChildren(el("h2", {}, "Glossary"), el("dl", {}, ...words), button("small", "Close", () => drawer.close()));
   drawer.showModal();
   drawer.querySelector(".sp-picked-word")?.scrollIntoView({ block: "center" });
 }

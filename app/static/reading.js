@@ -5,7 +5,7 @@ import { button, el } from "./dom.js";
 const SIMPLE = new Set(["p", "ul", "li", "blockquote", "em", "strong", "s", "code", "table", "thead", "tbody", "tr", "th",
   "td", "hr", "br", "span"]);
 
-function build(node) {
+export function build(node) {
   if (typeof node === "string") return document.createTextNode(node);
   const inside = (node.children || []).map(build);
   if (node.tag === "pre") return codeBlock(node.language, inside);
@@ -25,7 +25,7 @@ function codeBlock(language, parts) {
 }
 
 // A button that copies the result of `text()` and briefly confirms it.
-function copyButton(text, label) {
+export function copyButton(text, label) {
   const made = button("link", "Copy", async () => {
     made.textContent = (await copy(text())) ? "Copied" : "Could not copy";
     setTimeout(() => { made.textContent = "Copy"; }, 1600);
@@ -48,5 +48,3 @@ async function copy(text) {
     return done;
   }
 }
-
-export { build, copyButton };

@@ -2,8 +2,7 @@
 // fixes of Gradio's controls for keyboards and screen readers.
 import { setAddress } from "./dom.js";
 
-const ORDER = ["system", "light", "dark"];
-const SIGN = { system: "◐", light: "☀", dark: "☾" };
+const SIGN = { system: "◐", light: "☀", dark: "☾" }, ORDER = Object.keys(SIGN);
 const label = (button) => {
   const choice = window.speculoos.theme.get();
   button.textContent = SIGN[choice] || SIGN.system;
@@ -13,8 +12,7 @@ const label = (button) => {
 document.addEventListener("click", (event) => {
   const button = event.target.closest?.('[data-sp="theme"]');
   if (!button) return;
-  const next = ORDER[(ORDER.indexOf(window.speculoos.theme.get()) + 1) % ORDER.length];
-  window.speculoos.theme.set(next);
+  window.speculoos.theme.set(ORDER[(ORDER.indexOf(window.speculoos.theme.get()) + 1) % ORDER.length]);
   label(button);
 });
 // Calls `start(node)` once for every element that matches, now and when Gradio adds it later.

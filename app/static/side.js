@@ -23,7 +23,8 @@ function reference(summary, plain) {
   if (plain?.error) return { text: plain.error };
   if (plain && !plain.ended) return { waits: true, text: "measuring the baseline on the same prompt…" };
   const measured = plain?.summary?.decode_tokens_per_second;
-  if (measured && !trace.sameLoad(summary, plain.summary)) return { speed: measured, exact: true, noisy: true, text: `Noisy: ${trace.noiseReason(summary, plain.summary)}.` };
+  const noise = measured && trace.noise(summary, plain.summary);
+  if (noise) return { speed: measured, exact: true, noisy: true, text: `Noisy: ${noise}.` };
   const speed = measured || summary?.plain_tokens_per_second;
   if (!speed) return { text: "not measured: no baseline for this prompt or length under the same load." };
   const exact = Boolean(measured || summary.plain_reference?.same_prompt);
@@ -32,30 +33,31 @@ function reference(summary, plain) {
 }
 
 const PAUSE_MS = 250;  // of a running response, four trees a second: drawing one takes up to 10 ms
+const RECORDED = "not measured: recording probabilities takes additional time.";
 const MEASURE = "Measure the baseline", RETRY = "Measure the baseline again";
 
-class Side {
+export class Side {
   constructor(page) {
     this.page = page;
     this.tiles = { speed: tile("Tokens/s", "speed"), tau: tile(term("tau", "Mean accepted length (τ)"), "tau"),
       speedup: tile(term("speedup", "Speedup"), "speedup") };
     this.measure = button("small", MEASURE, () => page.measurePlain(this.noisy), { id: "run-plain", hidden: true });
     this.tiles.speedup.node.append(this.measure);
-    this.bars = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "No draft verified yet."));
+    this.bars = el("div", {}, el("p", { class: "sp-hint" }, "No draft verified yet."));
     this.step = el("div", { class: "sp-panel sp-side-step" });
-    const panel = (title, body) => el("section", { class: "sp-panel" }, el("h2", {}, title), body);
     this.showStep();
     this.node = el("aside", { class: "sp-side", "aria-label": "Figures" },
-      el("div", { class: "sp-tiles" }, ...Object.values(this.tiles).map((t) => t.node)),
-      this.step, panel(term("acceptance", "Acceptance by depth"), this.bars), trace.legend());
+      el("div", { class: "sp-tiles" }, ...Object.values(this.tiles).map((t) => t.node)), this.step,
+      el("section", { class: "sp-panel" }, el("h2", {}, term("acceptance", "Acceptance by depth")), this.bars), trace.legend());
   }
 
   show(turn) {
     const now = turn.now;
-    this.tiles.speed.value.textContent = number(now.tokensPerSecond, 1);
-    this.tiles.speed.note.textContent = now.prefillMs ? `prefill ${number(now.prefillMs, 0)} ms` : "";
-    this.tiles.tau.value.textContent = now.acceptance.length ? number(now.tau) : "–";
-    this.tiles.tau.note.textContent = now.acceptance.length ? "tokens per verification" : whyNoDraft(turn, now);
+    const { speed, tau } = this.tiles, verified = now.acceptance.length;
+    speed.value.textContent = number(now.tokensPerSecond, 1);
+    speed.note.textContent = now.prefillMs ? `prefill ${number(now.prefillMs, 0)} ms` : "";
+    tau.value.textContent = verified ? number(now.tau) : "–";
+    tau.note.textContent = verified ? "tokens per verification" : whyNoDraft(turn, now);
     this.bars.replaceChildren(trace.bars(now.acceptance));
     this.showSpeedup(turn, now);
     const record = turn.stream.current, isSoon = !turn.run.ended && performance.now() < this.shownAt + PAUSE_MS;
@@ -63,22 +65,16 @@ class Side {
   }
 
   showSpeedup(turn, now) {
-    const { value, note } = this.tiles.speedup;
-    const found = reference(turn.run.summary, turn.plain);
+    const { value, note } = this.tiles.speedup, recorded = turn.run.request.speculation?.probabilities;
+    const found = recorded ? { exact: true, text: RECORDED } : reference(turn.run.summary, turn.plain);
     const measurable = turn.run.ended && now.tokens && now.acceptance.length;
     this.noisy = Boolean(found.noisy);
-    this.measure.hidden = !measurable || Boolean(found.exact && !this.noisy) || Boolean(found.waits);
+    this.measure.hidden = !measurable || (found.exact && !this.noisy) || Boolean(found.waits);
     this.measure.textContent = this.noisy ? RETRY : MEASURE;
-    if (turn.run.request.speculation?.probabilities) {
-      value.textContent = "–";
-      note.replaceChildren("not measured: recording probabilities takes additional time.");
-      this.measure.hidden = true;
-      return;
-    }
     const speedup = measurable && found.speed ? now.tokensPerSecond / found.speed : NaN;
     value.textContent = Number.isFinite(speedup) ? `${this.noisy ? "≈ " : ""}${number(speedup)}×` : "–";
     const slower = !this.noisy && speedup < 0.98 ? " Slower than the baseline: too few drafted tokens are accepted." : "";
-    note.replaceChildren(now.acceptance.length || found.waits ? found.text + slower : "");
+    note.textContent = now.acceptance.length || found.waits ? found.text + slower : "";
   }
 
   showStep(record) {
@@ -88,5 +84,3 @@ class Side {
     this.step.replaceChildren(record ? trace.detail(record) : el("p", { class: "sp-hint" }, hint));
   }
 }
-
-export { Side };

@@ -25,7 +25,7 @@ function short(text, width) {
   return all.length > most ? `${all.slice(0, most - 1).join("")}…` : text;
 }
 
-function drawTree({ draft, accepted: path }) {
+export function drawTree({ draft, accepted: path }) {
   const accepted = new Set(path), { children, rows } = layout(draft, accepted);
   const order = [...rows.keys()].slice(1), depth = Math.max(...order.map((i) => draft.depths[i]));
   const step = Math.max(62, Math.min(84, (PANEL - ROOT) / depth)), width = step - GAP;
@@ -75,5 +75,3 @@ function drawTree({ draft, accepted: path }) {
     nodes.get(to).focus();
   }
 }
-
-export { drawTree };

@@ -1,17 +1,15 @@
 // One turn of a conversation: the prompt, the tokens of the response as they arrive, figures and actions.
 import { button, el, notice, number } from "./dom.js";
-import { LiveRun } from "./live.js";
 import { build, copyButton } from "./reading.js";
 import { ask } from "./stream.js";
+import { LiveRun } from "./tokens.js";
 import * as trace from "./trace.js";
 
 const STATES = { QUEUED: "waiting for the model…", RUNNING: "generating…", SUCCEEDED: "", CANCELLED: "stopped", FAILED: "" };
-
 const READ_MS = 700;
-
 const link = (label, title, run, more = {}) => button("link", label, run, { title, ...more });
 
-class Turn extends LiveRun {
+export class Turn extends LiveRun {
   constructor(view, page) {
     super(view, (record, node) => page.showStep(record, this, node), () => page.changed(this));
     this.page = page;
@@ -21,8 +19,7 @@ class Turn extends LiveRun {
     this.state = el("span", { class: "sp-turn-state", "aria-live": "polite" });
     this.figures = el("p", { class: "sp-turn-figures" });
     this.notes = el("div", {});
-    const messages = view.request.messages || [];
-    this.prompt = messages.length ? messages[messages.length - 1].content : "";
+    this.prompt = view.request.messages?.at(-1)?.content || "";
     const model = el("span", { class: "sp-turn-model" }, [view.model, ...trace.draftingOptions(view.request)].join(" · "));
     this.continueButton = link("Continue", "Continue the truncated response", () => page.continueTurn(this), { hidden: true, "data-cut": true });
     this.remove = link("Remove", "Remove this turn", () => page.remove(this), { "data-last": true });
@@ -95,5 +92,3 @@ class Turn extends LiveRun {
     this.figures.textContent = parts.join(" · ");
   }
 }
-
-export { Turn };
