@@ -21,15 +21,12 @@ from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
 from tracking.names import check_user
 
-PAUSE = 0.5
-"""Delay in seconds after a wrong password. Delays run one after another."""
-MOST_WAITING = 20
-"""With this many delays pending no password is checked, which limits attempts to 1 / PAUSE per second in total."""
+PAUSE = 0.5  # delay in seconds after a wrong password. Delays run one after another
+MOST_WAITING = 20  # with as many delays pending no password is checked: at most 1 / PAUSE attempts per second in total
 FORM_LIMIT = 4096
 LOGIN_FILES = ("tokens.css", "inter.woff2", "style.css", "early.js", "icon.svg")
 PUBLIC_PATHS = ("/healthz", "/readyz", "/login", "/logout", *(f"/ui/{name}" for name in LOGIN_FILES))
-SCRIPT_PATHS = ("/api/", "/gradio_api/", "/metrics")
-"""Paths requested by scripts: they get 401, not the login page."""
+SCRIPT_PATHS = ("/api/", "/gradio_api/", "/metrics")  # paths requested by scripts: they get 401, not the login page
 WRONG_PASSWORD = "Wrong password."
 WRONG_LINK = "This link was used already or has expired. `speculoos login-link` prints a new one."
 
@@ -89,9 +86,8 @@ class LoginHandler:
     async def by_form(self, request: Request, fields: dict[str, str]) -> Response:
         """Login with the form: the password or, if none is set, the printed link or its token."""
         secret, target, name = fields.get("password", ""), local_path(fields.get("next", "/")), fields.get("name", "")
-        if self.settings.password:
-            return await self._log_in(request, target, name, password=secret)
-        return await self._log_in(request, target, name, token=token_in(secret.strip()))
+        given = {"password": secret} if self.settings.password else {"token": token_in(secret.strip())}
+        return await self._log_in(request, target, name, **given)
 
     async def _log_in(
         self, request: Request, target: str, name: str = "", *, password: str = "", token: str = ""
@@ -104,9 +100,8 @@ class LoginHandler:
             if not is_right and not (token and login_links.consume_login_token(self.settings, token)):
                 async with self._delays, self._delay_lock:
                     await asyncio.sleep(PAUSE)
-                return self.page(
-                    target, WRONG_LINK if token or not self.settings.password else WRONG_PASSWORD, name, 401
-                )
+                wrong = WRONG_LINK if token or not self.settings.password else WRONG_PASSWORD
+                return self.page(target, wrong, name, 401)
             value = await asyncio.to_thread(self.sessions.begin, user)
         except SpeculoosError as error:
             return self.page(target, str(error), name, 400 if isinstance(error, BadInput) else 503)

@@ -1,9 +1,9 @@
-"""HTTP routes of chats: list, one chat with its versions, delete, continue a response, Markdown."""
+"""HTTP routes of chats: list, one chat with its versions, rename, delete, continue a response, Markdown."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Body
 from sqlalchemy.orm import Session
 
 from app import rendered, turns
@@ -14,8 +14,7 @@ from tracking import chats, runs
 from tracking.db import reading, writing
 from tracking.tables import Run
 
-SIZE = 30
-"""Number of chats per response."""
+SIZE = 30  # number of chats per response
 
 
 def routes(settings: Settings) -> APIRouter:
@@ -24,11 +23,21 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.get("/chats")
     def listed(find: str = "", before: str = "") -> dict[str, Any]:
-        return list_view(settings, find[:200], before)
+        with reading(settings) as session:
+            rows = chats.recent(session, find[:200], _time(before), SIZE + 1)
+        shown = [{**chat.to_json(), "ago": ago(chat.at)} for chat in rows[:SIZE]]
+        return {"chats": shown, "more": len(rows) > SIZE}
 
     @router.get("/chats/{chat_id}")
     def chat(chat_id: str, turn: str = "") -> dict[str, Any]:
         return chat_view(settings, chat_id, turn)
+
+    @router.post("/chats/{chat_id}")
+    def rename(chat_id: str, name: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+        turns.check_surrogates(name, "The name")
+        with writing(settings) as session:
+            chats.rename(session, chat_id, name)
+        return {"id": chat_id, "renamed": True}
 
     @router.delete("/chats/{chat_id}")
     def remove(chat_id: str) -> dict[str, Any]:
@@ -45,14 +54,6 @@ def routes(settings: Settings) -> APIRouter:
         return {"id": run_id, "nodes": rendered.nodes(whole_answer(settings, run_id))}
 
     return router
-
-
-def list_view(settings: Settings, search: str = "", before: str = "") -> dict[str, Any]:
-    """A page of the list, newest first. `before` is the time of the last chat shown; `more`: whether others follow."""
-    with reading(settings) as session:
-        rows = chats.recent(session, search, _time(before), SIZE + 1)
-    shown = [{**chat.to_json(), "ago": ago(chat.at)} for chat in rows[:SIZE]]
-    return {"chats": shown, "more": len(rows) > SIZE}
 
 
 def chat_view(settings: Settings, chat_id: str, chosen: str = "") -> dict[str, Any]:

@@ -10,12 +10,10 @@ from models.methods import METHODS, trees
 from speculoos.errors import BadInput, NotFound
 from tracking import queries
 
-LOOKUP = "ngram"
-"""The drafter without a checkpoint: prompt lookup."""
+LOOKUP = "ngram"  # the drafter without a checkpoint: prompt lookup
 LOOKUP_OPTIONS = ("depth", "width", "max_ngram", "min_ngram")
 EXACT, TYPICAL = "exact", "typical"
-NON_TREE_OPTIONS = ("drafter", "acceptance", "probabilities")
-"""Speculation options of a request other than those of the tree."""
+NON_TREE_OPTIONS = ("drafter", "acceptance", "probabilities")  # the other speculation options are the tree's
 
 
 @dataclass(frozen=True)

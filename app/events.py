@@ -19,14 +19,10 @@ from speculoos.settings import Settings
 from tracking import runs
 from tracking.db import reading
 
-LIVE_POLL = 0.05
-"""Poll interval in seconds of a generating run."""
-WAITING_POLL = 0.25
-"""Poll interval in seconds of a run that has not started."""
-KEEP_ALIVE = 15.0
-"""Seconds without events after which a comment is sent, so that proxies keep the connection."""
-PAGE = 500
-"""Maximum number of records per query."""
+LIVE_POLL = 0.05  # poll interval in seconds of a generating run
+WAITING_POLL = 0.25  # poll interval in seconds of a run that has not started
+KEEP_ALIVE = 15.0  # seconds without events after which a comment is sent, so that proxies keep the connection
+PAGE = 500  # maximum number of records per query
 
 
 def routes(settings: Settings) -> APIRouter:

@@ -32,8 +32,7 @@ ROWS = {
     "Experiment": (experiments.query(), "experiments"),
 }
 """Kind of a row → the query of its list, and its page."""
-MOST = 5
-"""Maximum number of rows of one kind."""
+MOST = 5  # maximum number of rows of one kind
 
 
 def routes(settings: Settings) -> APIRouter:
@@ -50,7 +49,11 @@ def routes(settings: Settings) -> APIRouter:
 def results(settings: Settings, text: str) -> list[dict[str, str]]:
     """Entries that contain every word of `text`: name, kind, note and URL. Without words the pages and actions."""
     words = text.lower().split()
-    fixed = [(label if label == place else f"{place}: {label}", "Page", PAGES[page]) for place, page, label in _pages()]
+    fixed = [("Home", "Page", PAGES["home"])]
+    for place, pages in PLACES.items():
+        fixed += [
+            (label if label == place else f"{place}: {label}", "Page", PAGES[page]) for page, label in pages.items()
+        ]
     fixed += [(name, "Action", to) for name, to in ACTIONS.items()]
     found = [
         {"name": name, "kind": kind, "note": "", "to": to}
@@ -58,12 +61,6 @@ def results(settings: Settings, text: str) -> list[dict[str, str]]:
         if all(word in name.lower() for word in words)
     ]
     return found + (_rows(settings, text) if words else [])
-
-
-def _pages() -> list[tuple[str, str, str]]:
-    return [("Home", "home", "Home")] + [
-        (place, page, label) for place, pages in PLACES.items() for page, label in pages.items()
-    ]
 
 
 def _rows(settings: Settings, text: str) -> list[dict[str, Any]]:

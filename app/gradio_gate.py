@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 
 from app import payloads
 from app.i18n import language
-from app.refused_values import REFUSED, fail_quietly, log_rarely, origin, refuse_quietly
+from app.refused_values import REFUSED, fail_quietly, log_rarely, origin
 from app.uploads import Uploads
 from app.visitor import BROWSER, is_secure, session_of
 from speculoos.errors import BadInput
@@ -33,8 +33,7 @@ API = "/gradio_api"
 EVENT, UPLOAD, FILE = f"{API}/run/predict", f"{API}/upload", f"{API}/file="
 READ = frozenset({f"{API}/upload_progress", f"{API}/app_id", "/theme.css", "/favicon.ico", "/robots.txt"})
 """Paths that are passed on unchanged; a page polls `app_id` while its server is down."""
-BUNDLED = ("/assets/", "/static/")
-"""Gradio's own scripts and fonts."""
+BUNDLED = ("/assets/", "/static/")  # Gradio's own scripts and fonts
 TRACKER = "/assets/statustracker-"
 FRAMES = re.compile(
     rb"[\w$]+\(\(\)=>\([\w$]+\(\),\(\)=>\{[\w$]+\([\w$]+,!0\)\}\)\);"  # starts the animation of a loading page
@@ -42,18 +41,15 @@ FRAMES = re.compile(
 )
 """The script of Gradio's status of events, and what requests frames in it. Both go on when their elements are removed:
 every open tab would compute a frame 60 times a second."""
-LONGEST = 200
-"""Maximum length of such a path in bytes; a longer one would make the file system raise an error."""
+LONGEST = 200  # maximum length of such a path in bytes; a longer one would make the file system raise an error
 UNANSWERABLE = "The request cannot be read or answered. Reload the page."
 EVENT_BYTES = 8 * 2**20
 YEAR = 365 * 24 * 3600
-MOST_DOCUMENTS = 128
-"""Maximum number of cached documents: a few host names times the number of pages, compressed and not."""
+MOST_DOCUMENTS = 128  # that are cached: a few host names times the number of pages, compressed and not
 ADDRESS_HEADERS = frozenset({b"host", b"x-forwarded-host", b"x-forwarded-proto"})
 """Headers from which Gradio may derive URLs in a document. No other header is passed on: a header outside the cache key
 would let a visitor change what the next one sees."""
 REPLACED_HEADERS = frozenset({b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"})
-"""Headers that describe the body of an event."""
 
 
 class GradioGate:
@@ -64,7 +60,6 @@ class GradioGate:
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
         self.head, self.missing, self.language = head.encode(), missing, language()
         self._documents: dict[tuple[Any, ...], Response] = {}
-        refuse_quietly(blocks)
         fail_quietly(blocks)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:

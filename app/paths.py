@@ -32,8 +32,7 @@ PLACES = {
     "Settings": {"settings": "Settings", "storage": "Storage"},
 }
 """Place → its pages and their tabs; the first page is where the place's link leads."""
-NEEDS_ROWS = ("trainings",)
-"""Pages without a tab while another page is open: their URL names the rows to show."""
+NEEDS_ROWS = ("trainings",)  # pages without a tab while another page is open: their URL names the rows to show
 MOVED = ("compare", "checkpoints", "jobs", "train", "experiments", "trainings", "evaluations", "storage")
 """Pages whose path was `/` and their name in version 0.1. These paths redirect."""
 

@@ -13,10 +13,8 @@ from pydantic import BaseModel, Field
 
 from speculoos.errors import BadInput
 
-FILES = (gr.File,)
-"""Components whose value is a file."""
-TABLES = (gr.JSON,)
-"""Components whose value is an object or a list; others have a string, a number, a boolean or a list of these."""
+FILES = (gr.File,)  # components whose value is a file
+TABLES = (gr.JSON,)  # components whose value is an object or a list; of others it is plain, or a list of plain values
 FILE_DATA = {"_type": "gradio.FileData"}
 DEEPEST = 20
 MOST_FILES = 64

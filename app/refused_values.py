@@ -20,8 +20,7 @@ from speculoos.errors import SpeculoosError
 log = logging.getLogger(__name__)
 REFUSED = "An input of this event has a value that it does not accept; reload the page."
 FAULT = "This failed because of a bug in the workbench; the log of the web process shows where."
-FRAMES = 3
-"""Number of innermost frames of a traceback that are logged."""
+FRAMES = 3  # number of innermost frames of a traceback that are logged
 _counts: Counter[str] = Counter()
 
 
@@ -32,9 +31,10 @@ def log_rarely(level: int, text: str) -> None:
         log.log(level, "%s (%d so far)", text, count)
 
 
-def refuse_quietly(blocks: gr.Blocks) -> None:
-    """Make `blocks` raise REFUSED without a traceback for values that its components refuse."""
-    check = blocks.preprocess_data
+def fail_quietly(blocks: gr.Blocks) -> None:
+    """Make `blocks` raise REFUSED without a traceback for values that its components refuse, and log the location of
+    another unexpected error in one line."""
+    check, process = blocks.preprocess_data, blocks.process_api
 
     async def preprocess_data(block_fn: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -45,13 +45,6 @@ def refuse_quietly(blocks: gr.Blocks) -> None:
             what = "was refused: a value that its inputs do not accept"
             log_rarely(logging.WARNING, f"Event {block_fn._id} ({block_fn.name}) {what}")
             raise gr.Error(REFUSED, print_exception=False) from None
-
-    blocks.preprocess_data = preprocess_data  # type: ignore[method-assign]
-
-
-def fail_quietly(blocks: gr.Blocks) -> None:
-    """Make `blocks` log the location of an unexpected error of an event in one line instead of a traceback."""
-    process = blocks.process_api
 
     async def process_api(block_fn: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -66,7 +59,7 @@ def fail_quietly(blocks: gr.Blocks) -> None:
             log_rarely(logging.ERROR, f"Event {fn._id} ({fn.name}) failed: {origin(error)}")
             raise gr.Error(FAULT, print_exception=False) from None
 
-    blocks.process_api = process_api  # type: ignore[method-assign]
+    blocks.preprocess_data, blocks.process_api = preprocess_data, process_api  # type: ignore[method-assign]
 
 
 def origin(error: Exception) -> str:

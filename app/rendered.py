@@ -9,8 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
 Node = str | dict[str, Any]
-LONGEST, DEEPEST = 40_000, 40
-"""Maximum number of characters and nesting depth; a response beyond these is one text."""
+LONGEST, DEEPEST = 40_000, 40  # maximum number of characters and nesting depth; a response beyond these is one text
 SCHEMES = ("http", "https", "mailto")
 TAGS = {
     **{"paragraph": "p", "bullet_list": "ul", "ordered_list": "ol", "list_item": "li", "blockquote": "blockquote"},
@@ -23,35 +22,23 @@ PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrou
 
 def nodes(text: str) -> list[Node]:
     """Texts and `{"tag", "children", …}`, in order."""
-    try:
-        root = SyntaxTreeNode(PARSER.parse(text)) if len(text) <= LONGEST else None
-    except RecursionError:
-        root = None
-    if root is None or _depth(root) > DEEPEST:
+    tokens = PARSER.parse(text) if len(text) <= LONGEST else []
+    levels = (part.level for token in tokens for part in (token, *(token.children or ())))
+    if len(text) > LONGEST or max(levels, default=0) > DEEPEST:
         return [{"tag": "pre", "language": "", "children": [text]}]
-    return _children(root)
-
-
-def _depth(root: SyntaxTreeNode) -> int:
-    """Maximum nesting depth of nodes."""
-    level, depth = list(root.children), 0
-    while level:
-        level, depth = [child for node in level for child in node.children], depth + 1
-    return depth
+    return _children(SyntaxTreeNode(tokens))
 
 
 def _children(node: SyntaxTreeNode) -> list[Node]:
-    return [element for child in node.children for element in _node(child)]
+    return [element for child in node.children for element in _nodes(child)]
 
 
-def _node(node: SyntaxTreeNode) -> list[Node]:
-    if node.type in ("inline", "root"):
+def _nodes(node: SyntaxTreeNode) -> list[Node]:
+    if node.type == "inline" or node.type == "paragraph" and node.hidden:  # hidden: in a tight list
         return _children(node)
-    if node.type in ("text", "softbreak"):
-        return [node.content or "\n"] if node.type == "softbreak" or node.content else []
-    if node.type == "paragraph" and node.hidden:  # paragraph of a tight list
-        return _children(node)
-    return [_element(node)]
+    if node.type == "softbreak":
+        return ["\n"]
+    return [_element(node)] if node.type != "text" or node.content else []
 
 
 def _element(node: SyntaxTreeNode) -> Node:
@@ -63,15 +50,10 @@ def _element(node: SyntaxTreeNode) -> Node:
     if node.type == "heading":
         return {"tag": "heading", "level": int(node.tag[1:]), "children": _children(node)}
     if node.type == "link":
-        return _link(node)
+        address = str(node.attrs.get("href", ""))
+        link = {"tag": "a", "href": address} if address.partition(":")[0].lower() in SCHEMES else {"tag": "span"}
+        return {**link, "children": _children(node)}
     if node.type in TAGS:
         more = {"start": node.attrs["start"]} if "start" in node.attrs else {}
         return {"tag": TAGS[node.type], "children": _children(node), **more}
-    return node.content  # fallback for node types that the parser does not produce
-
-
-def _link(node: SyntaxTreeNode) -> Node:
-    address = str(node.attrs.get("href", ""))
-    if address.partition(":")[0].lower() not in SCHEMES:
-        return {"tag": "span", "children": _children(node)}
-    return {"tag": "a", "href": address, "children": _children(node)}
+    return node.content

@@ -21,10 +21,8 @@ from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.tables import Login, now
 
-SECONDS = 14 * 24 * 3600
-"""Duration of a login in seconds."""
-FRESH = 2.0
-"""Cache time of a row in seconds, so that a page's many requests cost one query."""
+SECONDS = 14 * 24 * 3600  # duration of a login in seconds
+FRESH = 2.0  # cache time of a row in seconds, so that a page's many requests cost one query
 LONGEST_COOKIE = 100
 
 

@@ -16,10 +16,7 @@ from app.widgets.terms import TERMS
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("tokens.css", "style.css", "pages.css", "chat.css")
-FONT = "/ui/inter.woff2"
-"""As in `tokens.css`, without a hash: a changed font needs a new name."""
-TEXT = ("xs", "xs", "sm", "md", "lg", "xl", "2xl")
-"""Steps of the type scale for Gradio's sizes from `xxs` to `xxl`."""
+TEXT = ("xs", "xs", "sm", "md", "lg", "xl", "2xl")  # steps of the type scale for Gradio's sizes from `xxs` to `xxl`
 VERSION = "v-"
 
 VARIABLES = {
@@ -82,10 +79,10 @@ def theme() -> gr.themes.Base:
 
 
 def head() -> str:
-    """Tags for every page's head: definitions, style sheets and scripts, each named with its hash."""
-    styles = f'<link rel="preload" href="{FONT}" as="font" type="font/woff2" crossorigin>'
+    """Tags for every page's head: definitions, style sheets and scripts."""
+    styles = f'<link rel="preload" href="{asset("inter.woff2")}" as="font" type="font/woff2" crossorigin>'
     styles += "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
-    scripts = "".join(f'<script type="module" src="{module(name)}"></script>' for name in modules())
+    scripts = "".join(f'<script type="module" src="{asset(name)}"></script>' for name in modules())
     return (
         f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>'
         f'<script type="application/json" id="terms">{json.dumps(TERMS)}</script>'
@@ -94,36 +91,28 @@ def head() -> str:
     )
 
 
-def asset(name: str) -> str:
-    """URL of a file in `static/`."""
-    return f"/ui/{name}?v={_hash([name])}"
-
-
 def modules() -> list[str]:
     """Names of the scripts that are ES modules; `early.js` runs before the page is rendered."""
     return sorted(path.name for path in STATIC.glob("*.js") if path.name != "early.js")
 
 
-def module(name: str) -> str:
-    """URL of a module. The hash of all modules is a folder of the path, so relative imports contain it too."""
+def asset(name: str) -> str:
+    """URL of a file in `static/`. The hash of all files is a folder of the path, so relative imports contain it too."""
     return f"/ui/{_version()}/{name}"
 
 
 @cache
 def _version() -> str:
-    return f"{VERSION}{_hash(modules())}"
-
-
-def _hash(names: list[str]) -> str:
-    return hashlib.sha256(b"".join((STATIC / name).read_bytes() for name in names)).hexdigest()[:8]
+    content = b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
+    return VERSION + hashlib.sha256(content).hexdigest()[:8]
 
 
 class Static(StaticFiles):
-    """Serves `static/`, ignoring the version folder of a path. Browsers keep the font and URLs with a hash."""
+    """Serves `static/`, ignoring the version folder of a path; browsers keep what they get from there."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
-        if scope["query_string"].startswith(b"v=") or f"/{VERSION}" in scope["path"] or scope["path"].endswith(FONT):
+        if f"/{VERSION}" in scope["path"]:
             response.headers["cache-control"] = "public, max-age=31536000, immutable"
         return response
 

@@ -22,8 +22,7 @@ from tracking.names import split_model
 from tracking.tables import Base, Checkpoint, Evaluation, Run, new_id
 
 ID = re.compile(r"[0-9a-f]{32}")
-PROMPT_LIMIT = 200_000
-"""Maximum number of characters of a prompt."""
+PROMPT_LIMIT = 200_000  # maximum number of characters of a prompt
 DEFAULT_DRAFTING = Drafting()
 PROMPT_NOT_STORED = "This prompt is not stored with the evaluation. Measure again, or enter it in the Playground."
 
@@ -120,7 +119,7 @@ def opening_messages(turns: list[Run]) -> list[dict[str, str]]:
     if not turns:
         return []
     shown = turns[0].request["messages"][:-1]
-    return [m for m in shown if m["role"] != "system" or chats.KEY not in turns[0].request]
+    return [m for m in shown if m["role"] != "system" or "after" not in chats.chat_fields(turns[0])]
 
 
 def history(turns: list[Run], system: str = "", opening: Sequence[dict[str, str]] = ()) -> list[dict[str, str]]:

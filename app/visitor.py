@@ -5,10 +5,8 @@ from typing import Any
 from gradio.context import LocalContext
 from starlette.requests import Request
 
-LOGIN = "speculoos.login"
-"""Key of the request's scope that holds the app.sessions.Visitor; only requests with a login have it."""
-BROWSER = "speculoos-browser"
-"""Cookie that identifies a browser without a login."""
+LOGIN = "speculoos.login"  # key of the app.sessions.Visitor in the scope of a request with a login
+BROWSER = "speculoos-browser"  # cookie that identifies a browser without a login
 
 
 def session_of(scope: dict[str, Any]) -> str:

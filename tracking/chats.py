@@ -125,6 +125,12 @@ def recent(session: Session, search: str = "", before: datetime | None = None, l
     ]
 
 
+def rename(session: Session, chat_id: str, name: str) -> None:
+    """Rename a chat; with "" its title is the start of its first question again. Raises NotFound."""
+    for turn in _turns(session, chat_id):
+        turn.request = {**turn.request, KEY: {**chat_fields(turn), "name": " ".join(name.split())[:TITLE_LENGTH]}}
+
+
 def remove(session: Session, chat_id: str) -> None:
     """Delete a chat with its baseline runs, whose group is a turn. Raises NotFound, or Conflict while one is active."""
     turns = [turn.id for turn in _turns(session, chat_id)]

@@ -47,12 +47,6 @@ def start(
     return group, notice(error, "bad") if error else ""
 
 
-def first_targets(choices: list[tuple[str, str]]) -> list[str]:
-    """The first base model with plain decoding and its best checkpoint or, without one, prompt lookup."""
-    values = [value for _, value in choices]
-    return values[:2]
-
-
 def render_recent(items: list[tuple[str, str, str]]) -> str:
     rows = ""
     for group, prompt, when in items:
@@ -105,17 +99,14 @@ def opening(
     settings: Settings, query: dict[str, str], choices: list[tuple[str, str]]
 ) -> tuple[list[str], str, Drafting]:
     """Initial targets, prompt and speculation options: those of the comparison or the query in the URL; by default the
-    first two targets."""
+    first two targets, which are plain decoding of the first base and its best draft or prompt lookup."""
     known = [value for _, value in choices]
     with reading(settings) as session:
         columns = runs.group_runs(session, query.get("comparison", ""))
     if not columns:
         chosen = [v for v in query.get("models", "").split(",") if v in known]
         drafting = Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
-        return chosen or first_targets(choices), query.get("prompt", "")[:2000], drafting
-    values = [targets.value_of(run) for run in columns]
-    drafting = next(
-        (options for run in columns if (options := Drafting.of(run.request)) != turns.DEFAULT_DRAFTING),
-        turns.DEFAULT_DRAFTING,
-    )
-    return [v for v in values if v in known], columns[0].request["messages"][-1]["content"], drafting
+        return chosen or known[:2], query.get("prompt", "")[:2000], drafting
+    values = [value for run in columns if (value := targets.value_of(run)) in known]
+    changed = [options for run in columns if (options := Drafting.of(run.request)) != turns.DEFAULT_DRAFTING]
+    return values, columns[0].request["messages"][-1]["content"], changed[0] if changed else turns.DEFAULT_DRAFTING

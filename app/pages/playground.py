@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import gradio as gr
+from sqlalchemy.orm import Session
 
 from app import turns
 from app.drafting import Drafting
@@ -16,9 +17,7 @@ from tracking.db import reading
 from tracking.names import split_model
 
 PROMPT_POSITION = "(chat, ...rest) => [window.speculoos.chat.position(chat), ...rest]"
-"""Adds the position of the prompt: after the last turn shown, or in place of an edited one."""
-REMEMBER = "(base, draft) => { window.speculoos.chat?.picked(base, draft); }"
-"""Writes the selected draft into the URL."""
+REMEMBER = "(base, draft) => { window.speculoos.chat?.picked(base, draft); }"  # writes the selected draft into the URL
 HEAD = '<button class="sp-small-button" id="chats-open" aria-controls="chats">Chats</button><h1>Playground</h1>'
 VIEWS = '<div data-sp="views" class="sp-views" role="group" aria-label="View of the responses"></div>'
 
@@ -45,21 +44,20 @@ def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
         bases = targets.base_names(session)
         base_name, draft = split_model(model)
         base = base_name if base_name in bases else (bases[0] if bases else "")
-        drafts = targets.draft_choices(session, base)
-        known = [value for _, value in drafts]
-        draft = draft if model and base == base_name and draft in known else _first(known)
-        off = targets.why_off(session, base, draft)
+        wanted = draft if model and base == base_name else None
+        drafts, draft, off = drafts_of_base(session, base, wanted)
     drafting = Drafting.of(last.request) if last else Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
     known_chat, prompt = query.get("chat", "") if chat else "", query.get("prompt", "")[:2000]
     return PlaygroundLink(base, draft, bases, drafts, off, known_chat, prompt, drafting)
 
 
-def drafts_of_base(settings: Settings, base: str) -> tuple[list[tuple[str, str]], str, str]:
-    """For a newly selected base model: its drafts, the default draft, and why speculation is off."""
-    with reading(settings) as session:
-        drafts = targets.draft_choices(session, base)
-        draft = _first([value for _, value in drafts])
-        return drafts, draft, targets.why_off(session, base, draft)
+def drafts_of_base(session: Session, base: str, wanted: str | None = None) -> tuple[list[tuple[str, str]], str, str]:
+    """The drafts of a base model, the wanted or else the default one, and why speculation is off."""
+    drafts = targets.draft_choices(session, base)
+    known = [value for _, value in drafts]
+    default = targets.PLAIN if not known or known[0] == targets.LOOKUP_CHOICE else known[0]
+    draft = wanted if wanted in known else default
+    return drafts, draft, targets.why_off(session, base, draft)
 
 
 def build(settings: Settings) -> None:
@@ -114,17 +112,14 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, drafting) -> None:
         drafts = gr.Dropdown(choices=start.drafts, value=start.draft)
         return bases, drafts, _off(start.why_off), start.prompt, start.chat, *drafting_values(start.drafting)
 
-    def picked(name: str):
-        drafts, value, why = drafts_of_base(settings, name)
-        return gr.Dropdown(choices=drafts, value=value), _off(why)
-
-    def drafted(base_name: str, name: str):
+    def picked(name: str, wanted: str | None = None):
         with reading(settings) as session:
-            return _off(targets.why_off(session, base_name, name or ""))
+            drafts, value, why = drafts_of_base(session, name, wanted)
+        return gr.Dropdown(choices=drafts, value=value), _off(why)
 
     on_load(load, [base, draft, off, prompt, chat_id, *drafting])
     base.input(picked, base, [draft, off], **QUIET)
-    draft.input(drafted, [base, draft], off, **QUIET)
+    draft.input(lambda *names: picked(*names)[1], [base, draft], off, **QUIET)
     for picker in (base, draft):
         picker.change(None, [base, draft], None, js=REMEMBER, api_visibility="private")
 
@@ -140,16 +135,11 @@ def send_turn(
 ) -> tuple:
     """(chat id, prompt left in its field, error as HTML). `position` is the chat and, after a slash, the turn to follow
     ("" restarts the chat). Raises what turns.next_turn raises."""
-    target = targets.target(base or "", draft or "")
+    model, drafter = targets.target(base or "", draft or "")
     chat, follows, after = (position or "").partition("/")
-    run, error = turns.next_turn(
-        settings, chat, target.model, text, sampling, target.drafter, drafting, after=after if follows else None
-    )
+    place = after if follows else None
+    run, error = turns.next_turn(settings, chat, model, text, sampling, drafter, drafting, after=place)
     return run.group_id, text if error else "", ""
-
-
-def _first(known: list[str]) -> str:
-    return known[0] if known and known[0] != targets.LOOKUP_CHOICE else targets.PLAIN
 
 
 def _off(why: str) -> str:

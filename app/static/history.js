@@ -1,7 +1,7 @@
 // The sidebar with the stored chats, their search and deletion, and the buttons that select the view of the responses.
-import { NARROW, button, el, keep, notice, sureButton } from "./dom.js";
+import { NARROW, button, el, keep, sureButton } from "./dom.js";
 import { onElement, onMatch } from "./shell.js";
-import { ask } from "./stream.js";
+import { askOrShow } from "./stream.js";
 
 const VIEWS = [["tokens", "Tokens", "Every token, marked by its origin"], ["text", "Text", "The response as formatted text: Markdown, code, tables"]];
 const PAUSE_MS = 250, VIEW = "speculoos-view", SIDEBAR = "speculoos-chats";
@@ -46,31 +46,48 @@ class History {
   // Loads the chats that match the search, or the next older ones.
   async load(older = false) {
     const request = ++this.request;
-    const query = new URLSearchParams({ find: this.find.value, before: older ? this.last : "" });
-    try {
-      const found = await ask(`/api/chats?${query}`);
-      if (request !== this.request) return;
-      this.problem.replaceChildren();
-      if (!older) this.list.replaceChildren();
-      this.list.append(...found.chats.map((chat) => this.row(chat)));
-      this.last = found.chats.length ? found.chats[found.chats.length - 1].at : this.last;
-      this.more.hidden = !found.more;
-      if (!this.list.children.length) this.list.append(el("li", { class: "sp-hint" }, this.find.value ? "Nothing found." : "No chats yet."));
-    } catch (error) {
-      this.problem.replaceChildren(notice(error.message, "bad"));
-    }
+    const found = await this.ask(`?${new URLSearchParams({ find: this.find.value, before: older ? this.last : "" })}`);
+    if (!found || request !== this.request) return;
+    if (!older) this.list.replaceChildren();
+    this.list.append(...found.chats.map((chat) => this.row(chat)));
+    this.last = found.chats.at(-1)?.at;
+    this.more.hidden = !found.more;
+    if (!this.list.children.length) this.list.append(el("li", { class: "sp-hint" }, this.find.value ? "Nothing found." : "No chats yet."));
+  }
+
+  ask(path, ...request) {
+    this.problem.replaceChildren();
+    return askOrShow(this.problem, `/api/chats${path}`, ...request);
   }
 
   row(chat) {
     const current = chat.id === window.speculoos.chat?.chat ? "true" : undefined;
     const link = el("a", { href: `/playground?chat=${chat.id}`, class: "sp-row-name", "aria-current": current }, chat.title);
     const row = el("li", { "data-chat": chat.id }, link, el("span", { class: "sp-row-note", title: chat.model }, `${chat.ago} · ${chat.model}`));
-    row.append(sureButton("link", "Delete", () => this.remove(chat, row)));
+    row.append(el("span", { class: "sp-history-actions" }, button("link", "Rename", () => this.rename(chat, link)),
+      sureButton("link", "Delete", () => this.remove(chat, row))));
     return row;
   }
 
+  // A field in place of the name: Enter or leaving it stores the name, Esc does not.
+  rename(chat, link) {
+    const store = async () => {
+      if (field.value !== chat.title && !await this.ask(`/${chat.id}`, "POST", { name: field.value })) return;
+      await this.load();
+      if (document.activeElement === document.body) this.list.querySelector(`[data-chat="${chat.id}"] button`)?.focus();
+    };
+    const leave = (event) => {
+      if (event.key === "Escape") field.value = chat.title;
+      if (event.key === "Escape" || event.key === "Enter") field.blur();
+      event.stopPropagation();  // Esc would stop a response
+    };
+    const field = el("input", { value: chat.title, maxlength: "90", "aria-label": "Name of the chat", on: { blur: store, keydown: leave } });
+    link.replaceWith(field);
+    field.select();
+  }
+
   async remove(chat, row) {
-    try { await ask(`/api/chats/${chat.id}`, "DELETE"); } catch (error) { this.problem.replaceChildren(notice(error.message, "bad")); return; }
+    if (!await this.ask(`/${chat.id}`, "DELETE")) return;
     row.remove();
     if (chat.id === window.speculoos.chat?.chat) document.querySelector("#new-chat")?.click();
     this.find.focus();

@@ -12,7 +12,7 @@ from app.links import on_event_open
 from app.views import choices
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, on_changes, on_load
-from app.widgets.fields import dropdown, one_line, uploads
+from app.widgets.fields import dropdown, one_line, upload_box
 from app.widgets.problems import show_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
@@ -59,7 +59,7 @@ class AddDraft:
             placeholder, info = HINTS["Hub id"]
             self.location = one_line("Location", "drafts-location", placeholder=placeholder, info=info)
             label = f"config.json and weights, max {settings.max_upload_mb} MB in total"
-            files = uploads(label=label, elem_id="drafts-files", height=150, visible=False)
+            files = upload_box(label=label, file_count="multiple", elem_id="drafts-files", height=150, visible=False)
             with gr.Row():
                 called = {"max_length": 200, "min_width": WIDE}
                 name = one_line("Name (optional)", "drafts-name", **called)

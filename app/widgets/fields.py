@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import gradio as gr
+from gradio.data_classes import ListFiles
 
 from app.drafting import EXACT, TYPICAL, Drafting
 from app.turns import TurnSampling
@@ -29,27 +30,16 @@ def one_line(label: str, elem_id: str, **options: Any) -> gr.Textbox:
     return gr.Textbox(label=label, elem_id=elem_id, max_lines=1, **options)
 
 
-def uploads(*args: Any, **options: Any) -> gr.File:
-    """A field to upload several files; its value is a list of paths. Gradio's own preprocessing would create an empty
-    file for each of them at every event."""
-    field = gr.File(*args, file_count="multiple", **options)
+def upload_box(*args: Any, **options: Any) -> gr.File:
+    """A field to upload a file; its value is a path or, with `file_count="multiple"`, a list of paths. Gradio's own
+    preprocessing would create an empty file for each of them at every event."""
+    field = gr.File(*args, type="filepath", **options)
     field.preprocess = _paths  # type: ignore[method-assign]
     return field
 
 
-def upload_box(*args: Any, **options: Any) -> gr.File:
-    """A field to upload one file; its value is a path, for the same reason as in `uploads`."""
-    field = gr.File(*args, type="filepath", **options)
-    field.preprocess = _path  # type: ignore[method-assign]
-    return field
-
-
-def _path(payload: Any) -> str | None:
-    return payload.path if payload else None
-
-
-def _paths(payload: Any) -> list[str]:
-    return [file.path for file in payload or ()]
+def _paths(payload: Any) -> str | list[str] | None:
+    return [file.path for file in payload] if isinstance(payload, ListFiles) else payload and payload.path
 
 
 def _texts(payload: Any) -> str | list[str] | None:
@@ -63,12 +53,7 @@ TREE = (
     "Medusa and TensorRT-LLM: [[0], [0, 0], [1]]"
 )
 RULES = [("Exact (lossless)", EXACT), ("Typical (lossy)", TYPICAL)]
-
-
-DRAFTING = 3
-"""Number of fields of drafting in `settings_drawer`."""
-
-
+DRAFTING = 3  # number of fields of drafting in `settings_drawer`
 OPEN = '<button type="button" class="sp-small-button" id="options-open" popovertarget="options">Settings</button>'
 CLOSE = '<button type="button" class="sp-close" popovertarget="options" aria-label="Close">×</button>'
 
@@ -98,14 +83,14 @@ def settings_drawer() -> tuple[list[gr.components.Component], list[gr.components
     return [limit, temperature, seed, system, top_p, top_k], [tree, rule, probabilities]
 
 
+def turn_options_of(*values: Any) -> tuple[TurnSampling, Drafting]:
+    """Sampling and drafting from the values of the drawer's fields. Raises BadInput."""
+    return sampling_of(*values[:-DRAFTING]), drafting_of(*values[-DRAFTING:])
+
+
 def drafting_of(tree: Any, rule: Any, probabilities: Any) -> Drafting:
     """Drafting from the values of its fields."""
     return Drafting(str(tree or ""), TYPICAL if rule == TYPICAL else EXACT, bool(probabilities))
-
-
-def turn_options_of(*values: Any) -> tuple[TurnSampling, Drafting]:
-    """The values of the fields of sampling, followed by those of drafting. Raises BadInput."""
-    return sampling_of(*values[:-DRAFTING]), drafting_of(*values[-DRAFTING:])
 
 
 def drafting_values(drafting: Drafting) -> list[Any]:
@@ -116,24 +101,13 @@ def drafting_values(drafting: Drafting) -> list[Any]:
 def sampling_of(limit: Any, temperature: Any, seed: Any, system: str, top_p: Any = 1.0, top_k: Any = 0) -> TurnSampling:
     """Sampling from the values of its fields. Raises BadInput for a seed that is not a whole number or another value
     that is not a number."""
-    whole = _seed(seed)
+    text = str("" if seed is None else seed).strip()
+    if text and not SEED.fullmatch(text):
+        raise BadInput(f"Seed: expected a whole number, got {text[:40]!r}; leave it empty for a random seed.")
+    seed, top_p = int(text) if text else None, top_p or 1
     try:
         return TurnSampling(
-            int(limit or 256),
-            float(temperature or 0),
-            whole,
-            system or "",
-            top_p=float(top_p or 1.0),
-            top_k=int(top_k or 0),
+            int(limit or 256), float(temperature or 0), seed, system or "", float(top_p), int(top_k or 0)
         )
     except (TypeError, ValueError, OverflowError):
         raise BadInput("Sampling: max tokens, temperature, top-p and top-k must be numbers.") from None
-
-
-def _seed(value: Any) -> int | None:
-    text = str("" if value is None else value).strip()
-    if not text:
-        return None
-    if not SEED.fullmatch(text):
-        raise BadInput(f"Seed: expected a whole number, got {text[:40]!r}; leave it empty for a random seed.")
-    return int(text)

@@ -134,9 +134,8 @@ def test_the_list_is_searched_and_chats_are_deleted(home: Settings, client: Test
     found = client.get("/api/chats", params={"find": "bees"}).json()
     assert [chat["title"] for chat in found["chats"]] == ["bees <b> and more"] and found["more"] is False
     path = f"/api/chats/{first.group_id}"
-    with writing(home) as rows:  # a name that an older version stored
-        run = runs.get_run(rows, first.id)
-        run.request = {**run.request, chats.KEY: {**chats.chat_fields(run), "name": "my name"}}
+    assert client.post(path, json={"name": " my\nname"}).json()["renamed"]
+    assert client.post(path, json={"name": "\ud800"}).status_code == 400
     assert [chat["title"] for chat in client.get("/api/chats").json()["chats"]] == ["planets", "my name"]
     second = asked(home, "more", str(first.group_id))
     assert chats.chat_fields(second)["name"] == "my name"

@@ -205,10 +205,11 @@ def test_the_best_measured_draft_is_offered_first_and_preselected(home: Settings
     with reading(home) as rows:
         choices = targets.draft_choices(rows, "tiny")
         compared = targets.all_targets(rows)
+        preselected = playground.drafts_of_base(rows, "tiny")[1]
     assert [value for _, value in choices][:4] == ["fast", "deep", "estimated", "newest"]
     assert choices[0][0] == "fast · medusa · τ 2.00 · 1.90×"
-    assert playground.opening(home, {}).draft == "fast" == playground.drafts_of_base(home, "tiny")[1]
-    assert compare.first_targets(compared) == ["tiny", "tiny@fast"]
+    assert playground.opening(home, {}).draft == "fast" == preselected
+    assert compare.opening(home, {}, compared)[0] == ["tiny", "tiny@fast"]
 
 
 def test_the_address_goes_before_what_a_chat_used_last(home: Settings, base_id: str) -> None:
