@@ -74,6 +74,7 @@ def settings_drawer() -> tuple[list[gr.components.Component], list[gr.components
             system = gr.Textbox(label="System prompt", lines=1, elem_id="system")
         section("Tree and acceptance")
         tree = gr.Textbox("own", label="Tree", info=TREE, lines=1, max_lines=4, elem_id="tree")
+        block('<div data-sp="tree-field"></div>', elem_id="tree-picture")
         rule = gr.Radio(RULES, value=EXACT, label="Acceptance", elem_id="acceptance")
         probabilities = gr.Checkbox(
             label="Record the base model's probabilities",
