@@ -34,7 +34,6 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.post("/chats/{chat_id}")
     def rename(chat_id: str, name: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
-        turns.check_surrogates(name, "The name")
         with writing(settings) as session:
             chats.rename(session, chat_id, name)
         return {"id": chat_id, "renamed": True}
@@ -51,7 +50,8 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.get("/runs/{run_id}/markdown")
     def markdown(run_id: str) -> dict[str, Any]:
-        return {"id": run_id, "nodes": rendered.nodes(whole_answer(settings, run_id))}
+        with reading(settings) as session:
+            return {"id": run_id, "nodes": rendered.nodes(_response_so_far(session, runs.get_run(session, run_id)))}
 
     return router
 
@@ -64,7 +64,7 @@ def chat_view(settings: Settings, chat_id: str, chosen: str = "") -> dict[str, A
         all_turns = runs.group_runs(session, chat_id)
         versions = chats.sibling_turns(all_turns)
         shown = [_turn(session, run, versions[run.id]) for run in chats.turns_on_path(all_turns, chosen)]
-    return {"id": chat_id, "title": chats.title(all_turns[0]) if all_turns else "", "turns": shown}
+    return {"id": chat_id, "turns": shown}
 
 
 def _turn(session: Session, run: Run, versions: list[str]) -> dict[str, Any]:
@@ -74,16 +74,11 @@ def _turn(session: Session, run: Run, versions: list[str]) -> dict[str, Any]:
     return {**runs.run_view(run), "plain": plain, "versions": versions, "continues": continues}
 
 
-def whole_answer(settings: Settings, run_id: str) -> str:
-    """The response so far, including the turns it continues. Raises NotFound."""
-    with reading(settings) as session:
-        run = runs.get_run(session, run_id)
-        path = chats.turns_on_path(runs.group_runs(session, str(run.group_id)), run_id) if run.group_id else []
-        text = chats.whole_response(run, path)
-        if run.state in runs.ENDED:
-            return text
-        records = runs.steps_after(session, run_id, limit=10**9)
-    return text + "".join(token["text"] for record in records for token in record["tokens"])
+def _response_so_far(session: Session, run: Run) -> str:
+    """Including the turns that it continues."""
+    path = chats.turns_on_path(runs.group_runs(session, str(run.group_id)), run.id) if run.group_id else []
+    records = [] if run.state in runs.ENDED else runs.steps_after(session, run.id, limit=10**9)
+    return chats.whole_response(run, path) + "".join(token["text"] for record in records for token in record["tokens"])
 
 
 def _time(text: str) -> datetime | None:

@@ -35,9 +35,8 @@ class DraftForm:
     @classmethod
     def of(cls, source: Any, base_id: Any, location: Any, uploads: Any, layout: Any, name: Any) -> "DraftForm":
         """From the fields' values, which may be empty."""
-        texts = [value if isinstance(value, str) else "" for value in (base_id, location, layout, name)]
-        base_id, location, layout, name = texts
-        source = source if isinstance(source, str) and source in SOURCES else next(iter(SOURCES))
+        base_id, location, layout, name = (str(text or "") for text in (base_id, location, layout, name))
+        source = source if str(source) in SOURCES else next(iter(SOURCES))
         return cls(source, base_id, location, uploads or [], layout, name.strip())
 
     @property

@@ -3,10 +3,9 @@
 Gradio serves far more than the pages need (files, a proxy, streams, calls by name, an editor). Everything not listed
 below gets 404, including new routes of new Gradio versions. Runs inside Gradio's own application.
 
-Documents of pages are cached: Gradio copies the config of all components to create one (30 ms on a core), but it is the
-same for all visitors of a URL. Neither query nor login are passed on, data of rows comes with events, and cookies are
-added afterwards. Style sheets and scripts are inserted into the head: Gradio adds its `head` argument from a script
-after the page is displayed, which would flash the wrong theme.
+Documents of pages are cached, since creating one costs 30 ms on a core. All visitors of a URL get the same: neither
+query nor login are passed on, data of rows comes with events, and cookies are added afterwards. Style sheets and
+scripts are inserted into the head, as Gradio would add them after the page is displayed.
 """
 
 import gzip

@@ -28,11 +28,8 @@ class PageSession(SessionState):
         self.blocks_config.fns = blocks.default_config.fns
 
     def __setitem__(self, key: int, value: Any) -> None:
-        """Store a changed component without its config."""
-        if isinstance(self.blocks_config.blocks.get(key), gr.State):
-            super().__setitem__(key, value)
-        else:
-            self.blocks_config.blocks[key] = value
+        """Store a changed component without its config. No page has a `gr.State`, which would need more."""
+        self.blocks_config.blocks[key] = value
 
     def _update_config(self, key: int) -> None:
         """Gradio's hook after a component has changed: there is no config to update."""

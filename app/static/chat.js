@@ -48,10 +48,11 @@ class ChatPage {
     listenToKeys("#prompt", "#send", (event) => this.escape(event));
   }
 
-  // Shows the stored chat `id`: its newest versions, or those up to the turn in the URL. Follows turns that are still
+  // Shows the stored chat `id`: its newest versions, or those up to the turn `chosen`. Follows turns that are still
   // running.
-  async open(id) {
+  async open(id, chosen = this.chosen) {
     if (!id) return;
+    this.chosen = chosen;
     if (id !== this.chat) this.clear();
     this.goTo(id);
     const chat = await askOrShow(this.conversation, `/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen)}`);
@@ -77,12 +78,6 @@ class ChatPage {
     }
     this.turns.forEach((turn, i) => turn.node.classList.toggle("sp-continued", Boolean(this.turns[i + 1]?.run.continues)));
     if (this.turns.length && !this.turns.includes(this.focused)) this.focusTurn(this.turns.at(-1));
-  }
-
-  // Shows another version of a turn, with the turns that followed it.
-  choose(id) {
-    this.chosen = id;
-    this.open(this.chat);
   }
 
   add(turn) {

@@ -41,7 +41,7 @@ export class Turn extends LiveRun {
   showVersions(ids) {
     this.run.versions = ids;
     const at = ids.indexOf(this.id);
-    const stepTo = (step, label, title) => link(label, title, () => this.page.choose(ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
+    const stepTo = (step, label, title) => link(label, title, () => this.page.open(this.page.chat, ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
     this.versions.replaceChildren(...(ids.length < 2 ? [] : [stepTo(-1, "‹", "Previous version"), `${at + 1} / ${ids.length}`, stepTo(1, "›", "Next version")]));
   }
 

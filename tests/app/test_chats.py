@@ -135,7 +135,7 @@ def test_the_list_is_searched_and_chats_are_deleted(home: Settings, client: Test
     assert [chat["title"] for chat in found["chats"]] == ["bees <b> and more"] and found["more"] is False
     path = f"/api/chats/{first.group_id}"
     assert client.post(path, json={"name": " my\nname"}).json()["renamed"]
-    assert client.post(path, content=b'{"name": "\\ud800"}').status_code in (400, 422)
+    assert client.post(path, content=b'{"name": "\\ud800"}').status_code == 422
     assert [chat["title"] for chat in client.get("/api/chats").json()["chats"]] == ["planets", "my name"]
     second = asked(home, "more", str(first.group_id))
     assert chats.chat_fields(second)["name"] == "my name"
