@@ -35,7 +35,7 @@ class DraftForm:
     @classmethod
     def of(cls, source: Any, base_id: Any, location: Any, uploads: Any, layout: Any, name: Any) -> "DraftForm":
         """From the fields' values, which may be empty."""
-        base_id, location, layout, name = (str(text or "") for text in (base_id, location, layout, name))
+        base_id, location, layout, name = (v if isinstance(v, str) else "" for v in (base_id, location, layout, name))
         source = source if str(source) in SOURCES else next(iter(SOURCES))
         return cls(source, base_id, location, uploads or [], layout, name.strip())
 
