@@ -26,9 +26,9 @@ from tracking.states import JobState
 from tracking.tables import Job
 
 LISTINGS = (jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS, experiments.EXPERIMENTS)
+LISTINGS += (evaluations.EVALUATIONS,)
 SIGNATURES: dict[str, Callable[[Session, str], str]] = {
     **dict.fromkeys(("home", "guided"), lambda session, _id: listing.signature(session)),
-    "evaluations": evaluations.now,
     trainings.PAGE: trainings.now,
     **{what.page: what.now for what in LISTINGS},
 }

@@ -13,8 +13,7 @@ from pydantic import BaseModel, Field
 
 from speculoos.errors import BadInput
 
-FILES = (gr.File,)  # components whose value is a file
-TABLES = (gr.JSON,)  # components whose value is an object or a list; of others it is plain, or a list of plain values
+FILES = (gr.File,)  # components whose value is a file; of others it is plain, or a list of plain values
 FILE_DATA = {"_type": "gradio.FileData"}
 DEEPEST = 20
 MOST_FILES = 64
@@ -54,10 +53,7 @@ def checked_event(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool])
 def _value(component: Any, value: Any, is_own: Callable[[str], bool]) -> Any:
     if isinstance(component, FILES):
         return _files(value, is_own) if component.file_count == "multiple" else _file(value, is_own)
-    if isinstance(component, TABLES):
-        if isinstance(value, dict | list | None):  # no string: Gradio would parse it as JSON
-            return _without_files(value)
-    elif _is_plain(value) or isinstance(value, list) and all(_is_plain(item) for item in value):
+    if _is_plain(value) or isinstance(value, list) and all(_is_plain(item) for item in value):
         return value
     raise BadInput(f"The {type(component).__name__} input of this event does not accept this value; reload the page.")
 

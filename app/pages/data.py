@@ -20,7 +20,6 @@ from app.widgets.elements import (
     block,
     closed_accordion,
     hidden,
-    hidden_json,
     link_button,
     notice,
     on_load,
@@ -199,26 +198,26 @@ class RowsBrowser:
         with gr.Row(elem_classes="sp-buttons"):
             before = gr.Button("← Previous", elem_id="dataset-before", visible=False, **SMALL)
             after = gr.Button("Next →", elem_id="dataset-after", visible=False, **SMALL)
-        positions = hidden_json("dataset-positions", [])
+        positions = hidden("dataset-positions")
         self.live = [self.preview, before, after, positions]
         inputs = [chosen, self.search, positions]
-        on_typing([self.search], lambda data_id, search: self._shown(data_id, search, []), inputs[:2], self.live)
+        on_typing([self.search], lambda data_id, search: self._shown(data_id, search, ""), inputs[:2], self.live)
         after.click(self._shown, inputs, self.live, **QUIET)
         before.click(self._back, inputs, self.live, **QUIET)
 
-    def _back(self, data_id: str, search: str, positions: Any) -> list[Any]:
-        return self._shown(data_id, search, positions[:-2] if isinstance(positions, list) else [])
+    def _back(self, data_id: str, search: str, positions: str) -> list[Any]:
+        return self._shown(data_id, search, ",".join(positions.split(",")[:-2]))
 
     @show_errors(gr.skip(), gr.skip(), gr.skip())
-    def _shown(self, data_id: str, search: str, positions: Any) -> list[Any]:
+    def _shown(self, data_id: str, search: str, positions: str) -> list[Any]:
         with reading(self.settings) as session:
             return self.view(session, row(session, Dataset, "dataset", data_id), search or "", positions)
 
-    def view(self, session: Session, data: Dataset, search: str = "", positions: Any = ()) -> list[Any]:
+    def view(self, session: Session, data: Dataset, search: str = "", positions: str = "") -> list[Any]:
         """Values of `live`: the rows after the last of `positions` (the pages shown before), and the paging buttons."""
         if data.state == "ready" and (waits := arrivals.download_notice(session, self.settings, data)):
-            return [notice(waits, "info"), gr.Button(visible=False), gr.Button(visible=False), []]
-        known = [at for at in positions if isinstance(at, str)][:MAX_PAGES] if isinstance(positions, list) else []
+            return [notice(waits, "info"), gr.Button(visible=False), gr.Button(visible=False), ""]
+        known = positions.split(",")[:MAX_PAGES] if positions else []
         folder = arrivals.files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id
         rows = previews.rows_from(folder, known[-1] if known else "", search[:MAX_SEARCH_LENGTH])
         masks = {} if search.strip() or known else previews.masked_rows(folder)
@@ -226,4 +225,4 @@ class RowsBrowser:
         if not rows.whole:
             early = f"Searched {previews.MOST_READ >> 20} MB; “Next” continues the search."
             html += tag("p", safe(early), class_="sp-lead")
-        return [html, gr.Button(visible=bool(known)), gr.Button(visible=bool(rows.next)), [*known, rows.next]]
+        return [html, gr.Button(visible=bool(known)), gr.Button(visible=bool(rows.next)), ",".join([*known, rows.next])]

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import gradio as gr
@@ -26,7 +25,7 @@ from app.widgets.elements import (
 from app.widgets.fields import dropdown, one_line
 from app.widgets.problems import error_text
 from app.widgets.review import line, review
-from app.widgets.setting_fields import box_value, setting_rows
+from app.widgets.setting_fields import box_value, entered, setting_rows
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
 from formats.refusals import no_server_reason
@@ -260,21 +259,6 @@ def usual(method: str) -> str:
 
 def valid_recipe(method: str, wanted: str | None, default: str) -> str:
     return wanted if wanted in {value for _, value in recipe_choices(method)} else default
-
-
-def entered(controls: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
-    """Values in the URL for `controls`, as `elements.keep_in_address` writes them. Invalid numbers are left out."""
-    values: dict[str, Any] = {}
-    for name in controls.keys() & query.keys():
-        control, text = controls[name], query[name]
-        if isinstance(control, gr.Checkbox):
-            values[name] = text == "true"
-        elif isinstance(control, gr.Number):
-            with suppress(ValueError):
-                values[name] = float(text) if text else None
-        elif not isinstance(control, gr.Dropdown) or text in [value for _, value in control.choices]:
-            values[name] = text
-    return values
 
 
 def request_of_job(session: Session, job_id: str) -> Train | None:

@@ -37,6 +37,8 @@ onElement("language", (choice) => choice.addEventListener("change", () => {
   location.reload();
 }));
 
+// Writes the query of a list into the URL, without empty values (app/widgets/list_query.py).
+window.speculoos.narrow = (names, values) => setAddress({ ...Object.fromEntries(names.map((name, i) => [name, values[i] || null])), from: null });
 // Keeps the value of a form's field in the URL and removes the parameters `others` (app/widgets/elements.py).
 window.speculoos.keep = (name, value, others) => setAddress({ ...Object.fromEntries(others.map((other) => [other, null])), [name]: String(value ?? "") });
 

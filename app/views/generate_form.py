@@ -37,7 +37,8 @@ class GenerateForm:
                 self._build_more()
             fields = {"source_id": chosen, **self.fields}
             self.form = JobForm(settings, "generate", "Start generating", fields, generate_request, named=True)
-        self.outputs = [*self.fields.values(), self.form.name, self.form.review, self.form.message]
+        self.form.keep()
+        self.outputs = self.form.outputs
         only_endpoints = [self.fields[name] for name in ("endpoint_model", "served", "api")]
         self.fields["who"].change(_endpoint_controls, self.fields["who"], only_endpoints, **QUIET)
 
@@ -85,16 +86,10 @@ class GenerateForm:
         """Values of `outputs`; those of the job in `?clone=`."""
         if data is None or not self.is_for(data):
             return [gr.skip()] * len(self.outputs)
-        values = {name: box.value for name, box in self.fields.items()} | _cloned(session, query.get("clone", ""))
-        models = choices.response_models(session, self.settings)
-        values["who"] = choices.valid_choice(models, values["who"] or query.get("base"))
+        values = {"source_id": data.id, "who": query.get("base"), **_cloned(session, query.get("clone", ""))}
         bases = [("–", ""), *choices.bases(session)]
-        dropdowns = {
-            "who": gr.Dropdown(models, value=values["who"]),
-            "served": gr.Dropdown(bases, value=values["served"] or ""),
-        }
-        review_html = self.form.review_now("", data.id, *values.values())
-        return [*(values | dropdowns).values(), "", review_html, ""]
+        dropdowns = {"who": choices.response_models(session, self.settings), "served": bases}
+        return self.form.fill(query, values, dropdowns, review=True)
 
 
 def _cloned(session: Session, job_id: str) -> dict[str, Any]:

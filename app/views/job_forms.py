@@ -9,12 +9,13 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.links import on_event_open
 from app.views import manage
+from app.views.choices import Choices, valid_choice, valid_choices
 from app.views.manage import SMALL
-from app.widgets.elements import block, closed_accordion, hidden, notice, on_typing
+from app.widgets.elements import HIDDEN, block, closed_accordion, hidden, keep_in_address, notice, on_typing
 from app.widgets.fields import one_line
 from app.widgets.problems import show_errors
 from app.widgets.review import review
-from app.widgets.setting_fields import field_values, setting_rows
+from app.widgets.setting_fields import entered, field_values, setting_rows
 from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
@@ -46,8 +47,37 @@ class JobForm:
         self.review, self.message = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
         start = gr.Button(words, variant="primary", elem_id=f"{prefix}-start", **SMALL)
         self.inputs = [self.name, *fields.values()]
+        shown = {name: field for name, field in fields.items() if HIDDEN not in field.elem_classes}
+        self.shown, self.outputs = shown, [*shown.values(), self.name, self.review, self.message]
         on_typing(self.inputs, self.review_now, self.inputs, self.review)
         on_event_open(start.click, self.submit, self.inputs, self.message, hidden(f"{prefix}-target"))
+
+    def keep(self) -> None:
+        """Keep the form in the URL, for `fill`."""
+        keep_in_address({field.elem_id: field for field in (self.name, *self.shown.values())})
+
+    def is_entered(self, query: Mapping[str, str]) -> bool:
+        """Whether the URL holds a value of the form."""
+        return any(field.elem_id in query for field in self.shown.values())
+
+    def fill(
+        self,
+        query: Mapping[str, str],
+        values: Mapping[str, Any],
+        choices: Mapping[str, Choices],
+        reviewed: bool = False,
+    ) -> list[Any]:
+        """Values of `outputs`: those in the URL, otherwise `values`, otherwise the controls' own. `choices`: those of
+        dropdowns. With the review if `review` is true or the URL holds a value."""
+        known = {name: field.value for name, field in self.fields.items()} | dict(values)
+        known |= entered(self.shown, {name: query.get(field.elem_id) for name, field in self.shown.items()})
+        for name, options in choices.items():
+            one = valid_choices if isinstance(known[name], list) else valid_choice
+            known[name] = one(options, known[name])
+        filled = {name: gr.Dropdown(choices[name], value=known[name]) for name in choices}
+        review_html = self.review_now("", *known.values()) if review or self.is_entered(query) else ""
+        name = query.get(self.name.elem_id, "")
+        return [*({**known, **filled}[field] for field in self.shown), name, review_html, ""]
 
     def _request(self, values: tuple[Any, ...]) -> Request:
         return self.request_of(**dict(zip(self.fields, values, strict=True)))

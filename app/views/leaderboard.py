@@ -126,12 +126,11 @@ def tree_words(row: Evaluation) -> str:
     return row.tree or ("" if row.source or not row.checkpoint_id else "its own tree")
 
 
-def download_links(view: LeaderboardView, shown: Page[Evaluation]) -> str:
+def download_link(view: LeaderboardView, shown: Page[Evaluation]) -> str:
     if not shown.total:
         return ""
     file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
-    links = link_button(f"CSV of {shown.counted}", file, download=True)
-    return tag("div", links + link_button("Link to this view", address(view)), class_="sp-links")
+    return tag("div", link_button(f"CSV of {shown.counted}", file, download=True), class_="sp-links")
 
 
 def address(view: LeaderboardView, **more: str) -> str:

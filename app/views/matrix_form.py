@@ -1,5 +1,6 @@
 """Forms that start evaluations: a matrix of models, suites, temperatures and trees, or a suite on a server."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
@@ -27,10 +28,10 @@ SERVER = "A server of settings.toml: vLLM, SGLang, TensorRT-LLM or Speculoos, wh
 
 
 class MatrixForm:
-    """Evaluation matrix: values to combine, estimate, start. `opened` has the values of `opens`."""
+    """Evaluation matrix: values to combine, estimate, start. `opened` has the values of `outputs`."""
 
     def __init__(self, settings: Settings):
-        with closed_accordion("Evaluate drafts on suites", elem_id="matrix"):
+        with closed_accordion("Evaluate drafts on suites", elem_id="matrix") as box:
             with gr.Row():
                 models = dropdown([], multiselect=True, label="Models", elem_id="matrix-models")
                 suites = dropdown([], multiselect=True, label="Suites", elem_id="matrix-suites")
@@ -42,23 +43,23 @@ class MatrixForm:
             trees = gr.Textbox("own", label="Trees", info=TREES, lines=2, max_lines=8, elem_id="matrix-trees")
             fields = {"models": models, "suites": suites, "temperatures": temperatures, "tree_lines": trees}
             fields |= {"limit": limit, "max_tokens": tokens}
-            JobForm(settings, "matrix", "Start evaluation", fields, matrix_request, note=cells_note)
-        self.opens = [models, suites]
+            self.form = JobForm(settings, "matrix", "Start evaluation", fields, matrix_request, note=cells_note)
+        self.form.keep()
+        self.outputs = [box, *self.form.outputs]
 
-    @staticmethod
-    def opened(session: Session) -> list[Any]:
+    def opened(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         models = model_choices(session)
-        best = [value for _, value in models if not value.endswith(PAIR)][:1]
-        suites = gr.Dropdown(suite_choices(session), value=[BUILT_IN], multiselect=True)
-        return [gr.Dropdown(models, value=best, multiselect=True), suites]
+        values = {"models": [value for _, value in models if not value.endswith(PAIR)][:1], "suites": [BUILT_IN]}
+        filled = self.form.fill(query, values, {"models": models, "suites": suite_choices(session)})
+        return [opened_box(self.form, query), *filled]
 
 
 class ServerForm:
-    """Evaluation of an endpoint on a suite. `opened` has the values of `opens`."""
+    """Evaluation of an endpoint on a suite. `opened` has the values of `outputs`."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Evaluate a server", elem_id="served"):
+        with closed_accordion("Evaluate a server", elem_id="served") as box:
             block(tag("p", safe(SERVER), class_="sp-lead"))
             with gr.Row():
                 endpoint = dropdown([], label="Server", elem_id="served-endpoint")
@@ -70,16 +71,20 @@ class ServerForm:
                 limit, tokens = size_controls(Evaluate, "served")
             fields = {"endpoint": endpoint, "model": model, "plain_model": plain, "serves": serves, "suite": suite}
             fields |= {"limit": limit, "max_tokens": tokens}
-            JobForm(settings, "served", "Start evaluation", fields, served_request)
-        self.opens = [endpoint, serves, suite]
+            self.form = JobForm(settings, "served", "Start evaluation", fields, served_request)
+        self.form.keep()
+        self.outputs = [box, *self.form.outputs]
 
-    def opened(self, session: Session) -> list[Any]:
-        endpoints = list(self.settings.current().endpoints)
-        return [
-            gr.Dropdown(endpoints, value=endpoints[0] if endpoints else None),
-            gr.Dropdown([("unknown", ""), *model_choices(session)], value=""),
-            gr.Dropdown(suite_choices(session), value=BUILT_IN),
-        ]
+    def opened(self, session: Session, query: Mapping[str, str]) -> list[Any]:
+        endpoints = [(name, name) for name in self.settings.current().endpoints]
+        models = [("unknown", ""), *model_choices(session)]
+        choices = {"endpoint": endpoints, "serves": models, "suite": suite_choices(session)}
+        return [opened_box(self.form, query), *self.form.fill(query, {}, choices)]
+
+
+def opened_box(form: JobForm, query: Mapping[str, str]) -> Any:
+    """The accordion of a form, open if the URL holds a value of it."""
+    return gr.Accordion(open=True) if form.is_entered(query) else gr.skip()
 
 
 def size_controls(kind: type[Evaluate | Matrix], prefix: str) -> list[Any]:

@@ -30,11 +30,6 @@ def hidden(elem_id: str) -> gr.Textbox:
     return gr.Textbox(elem_id=elem_id, elem_classes=HIDDEN, container=False, show_label=False)
 
 
-def hidden_json(elem_id: str, value: Any) -> gr.JSON:
-    """A hidden JSON value of a page."""
-    return gr.JSON(value, elem_id=elem_id, elem_classes=HIDDEN)
-
-
 def closed_accordion(title: str, **options: Any) -> gr.Accordion:
     """A closed accordion whose fields are on the page from the start.
 

@@ -1,24 +1,25 @@
-"""A page that lists rows and opens one by `?id=`: the base of Models, Data, Jobs and Drafts.
+"""A page that lists rows and opens one by `?id=`: the base of Models, Data, Jobs, Drafts, Experiments and Results.
 
-Opening, clicks and a poll read the rows again; the poll redraws only what changed. A long list has pages (`?from=`)
-whose start does not move while rows are added. The query (`?show=`, `?find=`, `?order=`) is part of the URL too.
+The URL holds all that a page shows: the open row, the query of the list (`?show=`, `?find=`, `?order=`) and its first
+row (`?from=`), which does not move while rows are added. The poll reads the rows again and redraws only what changed.
 """
 
-import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import parse_qsl, urlencode
 
 import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import arrivals
-from app.widgets.elements import block, hidden, hidden_json, notice, on_change, on_load, on_typing
+from app.paths import PAGES
+from app.widgets.elements import block, hidden, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
-from app.widgets.list_query import SORT_ORDERS, WRITE_QUERY_SCRIPT, ListQuery, list_url
+from app.widgets.list_query import SORT_ORDERS, ListQuery, narrow_script
 from app.widgets.picker import on_pick, pick, picker
 from app.widgets.problems import show_errors
 from app.widgets.text import safe
@@ -29,9 +30,10 @@ from tracking.tables import Job, Table
 
 SIGNATURE_SEPARATOR = " # "
 """Separates a signature from the checksums of the parts drawn for it."""
-CONTEXT_KEYS = ("base",)
-"""Keys of the URL's query that stay when another row is opened."""
-Html = Callable[[Session, ListQuery, str], str]
+LIST_KEYS = ("show", "find", "order", "from", "base")
+"""Parameters of the URL that stay when a row is opened (picker.FOLLOW) or closed."""
+LONGEST_QUERY, LONGEST_VALUE = 64_000, 2000
+Html = Callable[[Session, Any, str], str]
 
 
 class Panel(Protocol):
@@ -49,7 +51,7 @@ class Panel(Protocol):
 @dataclass(frozen=True)
 class Listing:
     """A list of rows of `table` on `page`; `word` is the name of one row. `html(session, list_query, offset)` draws a
-    page of the list for a ListQuery.
+    page of the list for the result of `query_of`.
 
     `signature` returns a text that changes with the list, `row_signature` one that changes with the open row.
     """
@@ -61,16 +63,44 @@ class Listing:
     signature: Callable[[Session], str]
     filters: tuple[str, ...] = field(default=("All",))
     hint: Callable[[Session, Mapping[str, str]], str] = lambda session, query: ""
-    """HTML above the list for parameters of the URL; those in CONTEXT_KEYS stay when a row is opened."""
+    """HTML above the list for parameters of the URL."""
     row_signature: Callable[[Session, str], str] | None = None
     bulk: bool = False
     """Whether rows have checkboxes (app/widgets/bulk.py)."""
+    keys: tuple[str, ...] = LIST_KEYS
 
     def now(self, session: Session, row_id: str) -> str:
         """Signature of what a page shows: the list, or the row with this id."""
         if row_id and self.row_signature:
             return f"{row_id}|{self.row_signature(session, row_id)}{arrivals.signature()}"
         return f"{row_id}|{self.signature(session)}{arrivals.signature()}"
+
+    def query_of(self, query: Mapping[str, str]) -> Any:
+        """The list's query in the URL."""
+        return ListQuery.of(query, self.filters)
+
+    def fields(self) -> dict[str, Any]:
+        """Parameter of the URL → its control above the list."""
+        with gr.Row(elem_classes="sp-find"):
+            choices = [(name, name if number else "") for number, name in enumerate(self.filters)]
+            shown = gr.Radio(
+                choices,
+                value="",
+                label="Show",
+                elem_id=f"{self.page}-filter",
+                container=False,
+                show_label=False,
+                visible=len(choices) > 1,
+                scale=3,
+            )
+            search = one_line("Search", f"{self.page}-find", scale=2)
+            sort = {"value": "", "label": "Sort", "elem_id": f"{self.page}-order", "min_width": 190}
+            return {"show": shown, "find": search, "order": dropdown([*SORT_ORDERS.items()], **sort)}
+
+    def field_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:
+        """Values of `fields`."""
+        shown = self.query_of(query)
+        return [shown.filter if shown.is_chosen else "", shown.search, shown.sort]
 
 
 def signature_of(table: type[Table]) -> Callable[[Session], str]:
@@ -90,36 +120,16 @@ class ListPage:
 
     def __init__(self, settings: Settings, what: Listing):
         self.settings, self.what = settings, what
-        self.chosen = hidden(f"{what.page}-chosen")
-        self.seen = hidden(f"{what.page}-seen")
-        self.offset = hidden(f"{what.page}-offset")
-        self.url_query = hidden(f"{what.page}-url-query")
-        self.context = hidden_json(f"{what.page}-context", {})
-        self.list_query = hidden_json(f"{what.page}-list-query", [])
+        self.chosen, self.seen, self.query = (hidden(f"{what.page}-{name}") for name in ("chosen", "seen", "query"))
         self.problem = block(elem_id=f"{what.page}-problem")
 
     @contextmanager
     def listing(self) -> Iterator[None]:
         """Components shown while no row is open; the list comes last."""
-        what = self.what
-        with gr.Column(elem_id=f"{what.page}-listing") as self.list:
+        with gr.Column(elem_id=f"{self.what.page}-listing") as self.list:
             yield
-            with gr.Row(elem_classes="sp-find"):
-                self.filter = gr.Radio(
-                    list(what.filters),
-                    value=what.filters[0],
-                    label="Show",
-                    elem_id=f"{what.page}-filter",
-                    container=False,
-                    show_label=False,
-                    visible=len(what.filters) > 1,
-                    scale=3,
-                )
-                self.search = one_line("Search", f"{what.page}-find", scale=2)
-                sort = {"value": next(iter(SORT_ORDERS)), "label": "Sort", "elem_id": f"{what.page}-order"}
-                self.sort = dropdown(list(SORT_ORDERS), min_width=190, **sort)
-            self.fields = [self.filter, self.search, self.sort]
-            self.table = picker(f"{what.page}-table", main=True, bulk=what.bulk)
+            self.fields = self.what.fields()
+            self.table = picker(f"{self.what.page}-table", main=True, bulk=self.what.bulk)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -127,77 +137,63 @@ class ListPage:
         with gr.Column(visible=False, elem_id=f"{self.what.page}-detail") as self.detail:
             self.back = picker(f"{self.what.page}-back")
             yield
-        self.frame = [self.chosen, self.seen, self.problem, self.list, self.detail, self.table, self.back]
+        self.frame = [self.chosen, self.seen, self.problem, self.query, self.list, self.detail, self.table, self.back]
 
     def wire(self, panel: Panel) -> None:
         """Connect the events: opening, clicks and the poll."""
-        self.panel = panel
-        outputs = [*self.frame, *panel.outputs]
-        on_load(self.open_address, [*outputs, self.offset, self.context, self.list_query, *self.fields])
+        self.panel, fields = panel, [*self.fields.values()]
+        outputs = [*self.frame, *panel.outputs, *fields]
+        on_load(self.open_address, outputs)
         for listed in (self.table, self.back):
-            state = [self.list_query, self.offset, self.context]
-            on_pick(listed, self.url_query, self.pick, state, [*outputs, self.offset])
-        drawn = [self.table, self.back, self.offset, self.list_query]
-        write = WRITE_QUERY_SCRIPT.replace("FIRST", json.dumps(self.what.filters[0]))
-        on_typing(self.fields, self.narrow, self.fields, drawn, write.replace("SORT_ORDERS", json.dumps(SORT_ORDERS)))
-        shown = [self.chosen, self.list_query, self.offset, self.seen]
+            on_pick(listed, self.query, lambda query: self.open(fields_of(query)), outputs)
+        drawn = [self.table, self.back, self.query]
+        on_typing(fields, self.narrow, [self.query, *fields], drawn, narrow_script(self.fields))
         names = {"chosen": f"{self.what.page}-chosen", "seen": f"{self.what.page}-seen"}
+        shown = [self.chosen, self.query, self.seen]
         on_change(self.what.page, self.poll, shown, [self.seen, self.table, *panel.live], **names)
 
     @property
     def again(self) -> tuple[Callable[..., list[Any]], list[Any], list[Any]]:
         """(function, inputs, outputs) that redraw everything except form fields."""
-        return self.redraw, [self.chosen, self.list_query, self.offset], [*self.frame, *self.panel.live]
+        return self.redraw, [self.chosen, self.query], [*self.frame, *self.panel.live]
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """Show the row or the list of the URL."""
-        query = {key: str(value)[:200] for key, value in request.query_params.items()}
-        context, offset = {key: query[key] for key in CONTEXT_KEYS if key in query}, query.get("from", "")[:64]
-        list_query = self._read_query([query.get("show"), query.get("find"), query.get("order")])
-        shown = self.open(query.get("id", ""), list_query.values, offset, query)
-        sort = next(label for label, sort in SORT_ORDERS.items() if sort == list_query.sort)
-        return [*shown, offset, context, list_query.values, list_query.filter, list_query.search, sort]
+        return self.open(fields_of(str(request.query_params)))
 
-    def pick(self, row_id: str, start: str, list_query: Any, offset: str, query: Mapping[str, str]) -> list[Any]:
-        """Open the clicked row, keeping `offset`, the start of the list, or show the list from `start` on."""
-        offset = offset if row_id else start
-        return [*self.open(row_id, list_query, offset, query), offset]
-
-    def open(self, row_id: str, values: Any, offset: str = "", query: Mapping[str, str] | None = None) -> list[Any]:
-        """Show one row, or the list if `row_id` is empty or unknown. `values` are those of a ListQuery."""
-        list_query = self._read_query(values)
+    def open(self, query: Mapping[str, str]) -> list[Any]:
+        """Show the row with the id in `query`, or the list if there is no such row."""
+        row_id = query.get("id", "")[:64]
         try:
             with reading(self.settings) as session:
                 row = session.get(self.what.table, row_id) if row_id else None
                 missing = f"This {self.what.word} does not exist: it was deleted, or the URL is wrong."
                 problem = ""
                 if row is None:
-                    problem = notice(missing, "warn") if row_id else self.what.hint(session, query or {})
+                    problem = notice(missing, "warn") if row_id else self.what.hint(session, query)
+                values = self.what.field_values(session, query)
                 return [
-                    *self._frame(session, row, list_query, offset, problem),
-                    *self.panel.view(session, row, query or {}),
+                    *self._frame(session, row, query, problem),
+                    *self.panel.view(session, row, query),
+                    *values,
                 ]
         except SpeculoosError as error:
-            unchanged = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) - 3)
+            unchanged = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) + len(self.fields) - 3)
             return ["", "", notice(str(error), "bad"), *unchanged]
 
-    def redraw(self, row_id: str, list_query: Any, offset: str) -> list[Any]:
+    def redraw(self, row_id: str, query: str) -> list[Any]:
         """As `open`, for the outputs of the page itself and the live outputs of the panel."""
-        return self.open(row_id, list_query, offset)[: len(self.frame) + len(self.panel.live)]
+        return self.open({**fields_of(query), "id": row_id})[: len(self.frame) + len(self.panel.live)]
 
-    @show_errors(gr.skip(), gr.skip(), gr.skip())
-    def narrow(self, chosen: str, search: str, sort: str) -> list[Any]:
-        """The list for a new query from its start, the link back to it, the start and the query's values."""
-        query = self._read_query([chosen, search, SORT_ORDERS.get(sort, "")])
+    @show_errors(gr.skip(), gr.skip())
+    def narrow(self, query: str, *_values: Any) -> list[Any]:
+        """The list for the query that the script wrote into the URL, the link back to it, and the query."""
+        fields = fields_of(query)
         with reading(self.settings) as session:
-            return [self.what.html(session, query, ""), self._back(query, ""), "", query.values]
+            return [self._listed(session, fields), self._back(fields), query]
 
-    def _read_query(self, values: Any) -> ListQuery:
-        return ListQuery.of(values if isinstance(values, list) else [values], self.what.filters)
-
-    def poll(self, row_id: str, values: Any, offset: str, seen: str) -> Any:
+    def poll(self, row_id: str, query: str, seen: str) -> Any:
         """The parts that changed since `seen`; gr.skip() if none did or the database is not available."""
-        list_query = self._read_query(values)
         try:
             with reading(self.settings) as session:
                 now = self.what.now(session, row_id)
@@ -205,21 +201,32 @@ class ListPage:
                     return gr.skip()
                 row = session.get(self.what.table, row_id) if row_id else None
                 live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
-                listed = gr.skip() if row else self.what.html(session, list_query, offset)
+                listed = gr.skip() if row else self._listed(session, fields_of(query))
                 return changed_parts(seen, now, [listed, *live])
         except SpeculoosError:
             return gr.skip()
 
-    def _frame(self, session: Session, row: Any | None, list_query: ListQuery, offset: str, problem: str) -> list[Any]:
+    def _frame(self, session: Session, row: Any | None, query: Mapping[str, str], problem: str) -> list[Any]:
         chosen = row.id if row else ""
         shown = (gr.Column(visible=row is None), gr.Column(visible=row is not None))
-        listed = gr.skip() if row else self.what.html(session, list_query, offset)
-        return [chosen, self.what.now(session, chosen), problem, *shown, listed, self._back(list_query, offset)]
+        listed = gr.skip() if row else self._listed(session, query)
+        now = self.what.now(session, chosen)
+        return [chosen, now, problem, urlencode(query), *shown, listed, self._back(query)]
 
-    def _back(self, list_query: ListQuery, offset: str) -> str:
+    def _listed(self, session: Session, query: Mapping[str, str]) -> str:
+        return self.what.html(session, self.what.query_of(query), query.get("from", ""))
+
+    def _back(self, query: Mapping[str, str]) -> str:
         """Link back to the list with its query and start."""
-        href = list_url(self.what.page, offset, list_query, self.what.filters[0])
+        kept = urlencode({key: query[key] for key in self.what.keys if query.get(key)})
+        href = PAGES[self.what.page] + (f"?{kept}" if kept else "")
         return pick(self.what.page, "", safe(f"← All {self.what.word}s"), class_="sp-back", href=href)
+
+
+def fields_of(query: str) -> dict[str, str]:
+    """Parameters of a URL's query."""
+    pairs = parse_qsl(str(query)[:LONGEST_QUERY].removeprefix("?"), keep_blank_values=True)
+    return {key: value[:LONGEST_VALUE] for key, value in pairs}
 
 
 def changed_parts(seen: str, now: str, parts: list[Any]) -> list[Any]:

@@ -1,8 +1,9 @@
 """Query of a list: filter, search and sort order. It is part of the URL, so a reload, a bookmark or a second tab shows
 the same list."""
 
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -30,29 +31,29 @@ class ListQuery:
     sort: str = ""
 
     @classmethod
-    def of(cls, values: Any, filters: tuple[str, ...]) -> "ListQuery":
-        """From [filter, search, sort] of a page or its URL. Invalid values become the defaults."""
-        chosen, search, sort = (str(value or "") for value in (*values, "", "", "")[:3])
+    def of(cls, query: Mapping[str, str], filters: tuple[str, ...]) -> "ListQuery":
+        """From the parameters of a URL. Invalid values become the defaults."""
+        chosen, search, sort = (query.get(name) or "" for name in ("show", "find", "order"))
         chosen = chosen if chosen in filters else filters[0]
         return cls(chosen, search.strip()[:LONGEST], sort if sort in SORT_COLUMNS else "")
 
     @property
-    def values(self) -> list[str]:
-        """[filter, search, sort], the value of the hidden component."""
-        return list(astuple(self))
-
-    @property
     def is_filtered(self) -> bool:
         """Whether a filter or a search may leave out rows."""
-        return self.filter not in ("", "All") or bool(self.search)
+        return self.is_chosen or bool(self.search)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a filter other than the first is chosen."""
+        return self.filter not in ("", "All")
 
 
 ALL_ROWS = ListQuery()
 
 
-def list_url(page: str, offset: str = "", query: ListQuery = ALL_ROWS, first: str = "All") -> str:
-    """URL of the list on `page` that starts at the row `offset`; the filter `first` is the default and is left out."""
-    chosen = "" if query.filter == first else query.filter
+def list_url(page: str, offset: str = "", query: ListQuery = ALL_ROWS) -> str:
+    """URL of the list on `page` that starts at the row `offset`."""
+    chosen = query.filter if query.is_chosen else ""
     fields = {"show": chosen, "find": query.search, "order": query.sort, "from": offset}
     encoded = urlencode({key: value for key, value in fields.items() if value})
     return f"{PAGES[page]}?{encoded}" if encoded else PAGES[page]
@@ -73,13 +74,7 @@ def empty_list_html(query: ListQuery, word: str, *begin: str) -> str:
     return empty_state(f"No {word} yet", *begin)
 
 
-WRITE_QUERY_SCRIPT = """(filter, search, sort) => {
-  const address = new URL(location.href);
-  const fields = {show: filter === FIRST ? '' : filter, find: search, order: SORT_ORDERS[sort] || '', from: ''};
-  for (const [key, value] of Object.entries(fields)) {
-    if (value) address.searchParams.set(key, value); else address.searchParams.delete(key);
-  }
-  history.replaceState(history.state, '', address);
-  return [filter, search, sort];
-}"""
-"""Writes the query into the URL before the list is requested."""
+def narrow_script(names: Iterable[str]) -> str:
+    """Script of an event whose inputs are the URL's query and the fields `names`: writes them into the URL first."""
+    write = f"window.speculoos.narrow({json.dumps([*names])}, values);"
+    return f"(_, ...values) => {{ {write} return [window.location.search, ...values]; }}"

@@ -1,12 +1,11 @@
 """Lists whose rows are links (`?id=…`) that a script opens without reloading the page.
 
-A plain click writes the URL and sends an event, so reload, back and "open in new tab" work. New values keep the
-keyboard focus on the row that had it.
+A plain click writes the URL and sends an event, so reload, back and "open in new tab" work. The query of the list stays
+in the URL of a row. New values keep the keyboard focus on the row that had it.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 import gradio as gr
 
@@ -37,7 +36,11 @@ const follow = (event) => {
   const link = event.target.closest('a[data-pick], a[data-offset]');
   if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
-  history.pushState({}, '', link.getAttribute('href'));
+  const to = new URL(link.href), here = new URL(location.href).searchParams;
+  for (const key of link.dataset.pick ? ['show', 'find', 'order', 'from', 'base'] : ['base']) {
+    if (here.has(key) && !to.searchParams.has(key)) to.searchParams.set(key, here.get(key));
+  }
+  history.pushState({}, '', to);
   trigger('pick', {});
   if (link.dataset.offset !== undefined) element.scrollIntoView({block: 'start'});
 };
@@ -60,20 +63,13 @@ def picker(elem_id: str, main: bool = False, bulk: bool = False) -> gr.HTML:
     return gr.HTML(elem_id=elem_id, js_on_load=script, main=main, apply_default_css=False)
 
 
-def on_pick(listed: gr.HTML, query: gr.Textbox, fn: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
-    """Call `fn(id, offset, *inputs)` when a link changed the URL: to a row, or to the list (the id is "") from the row
-    `offset` on.
+def on_pick(listed: gr.HTML, query: gr.Textbox, fn: Callable[[str], Any], outputs: list[Any]) -> None:
+    """Call `fn(query)` with the query of the URL when a link changed it.
 
     The URL is read when the event is sent, into the hidden text `query`: of the events during a running one Gradio
     sends the last, but with the data of the first.
     """
-
-    def picked(query: str, *values: Any) -> Any:
-        fields = dict(parse_qsl(str(query)[:2000].removeprefix("?")))
-        return fn(fields.get("id", "")[:64], fields.get("from", "")[:64], *values)
-
-    now = "(_, ...rest) => [window.location.search, ...rest]"
-    listed.pick(picked, [query, *inputs], outputs, js=now, trigger_mode="always_last", **QUIET)
+    listed.pick(fn, query, outputs, js="() => [window.location.search]", trigger_mode="always_last", **QUIET)
 
 
 def pick(page: str, row_id: str, content: str, **attributes: object) -> str:

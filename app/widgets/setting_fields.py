@@ -1,6 +1,7 @@
 """Form controls made from the fields of a job kind or of a training's settings, and their values read back."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import gradio as gr
@@ -40,6 +41,26 @@ def setting_rows(settings: Iterable[Setting], elem_id: Callable[[str], str]) -> 
 def box_value(value: Any) -> Any:
     """A value as its control shows it: lists as `1, 14, 26`."""
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def entered(controls: Mapping[str, Any], query: Mapping[str, str | None]) -> dict[str, Any]:
+    """Values in the URL for `controls`, as `elements.keep_in_address` writes them. Invalid ones are left out; dropdowns
+    without choices accept any."""
+    values: dict[str, Any] = {}
+    for name, control in controls.items():
+        text = query.get(name)
+        if text is None:
+            continue
+        if isinstance(control, gr.Checkbox):
+            values[name] = text == "true"
+        elif isinstance(control, gr.Number):
+            with suppress(ValueError):
+                values[name] = float(text) if text else None
+        elif getattr(control, "multiselect", None):
+            values[name] = [*filter(None, text.split(","))]
+        elif not getattr(control, "choices", None) or text in [value for _, value in control.choices]:
+            values[name] = text
+    return values
 
 
 def field_values(kind: type[Request], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from app import turns
 from app.pages import jobs as job_panel
-from app.pages.evaluations import EvaluationsPage
+from app.pages.evaluations import EvaluationPanel
 from app.turns import PROMPT_NOT_STORED, run_again
 from app.views import evaluation_view
 from speculoos.errors import BadInput, NotFound
@@ -101,7 +101,7 @@ def test_the_page_says_what_went_wrong_and_leads_nowhere(home):
     class Click:
         wanted = "0"
 
-    said, target = EvaluationsPage.show_steps(type("Page", (), {"settings": home})(), "one", Click())
+    said, target = EvaluationPanel.show_steps(type("Page", (), {"settings": home})(), "one", Click())
     assert "sp-bad" in said and target == ""
 
 

@@ -6,10 +6,12 @@ import shlex
 from datetime import timedelta
 from typing import Any
 
+import gradio as gr
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
+from starlette.datastructures import QueryParams
 
 from app import downloads
 from app.forms import matrix_request, served_request
@@ -238,18 +240,20 @@ def test_an_evaluation_is_noted_renamed_and_deleted(filled: Settings) -> None:
     assert save(filled, Evaluation, "a", "my figure", "why") == "Saved."
     with db.reading(filled) as session:
         assert "why" in evaluation_view.view(session, session.get_one(Evaluation, "a"))
-        before = evaluations.now(session, "")
+        before = evaluations.EVALUATIONS.now(session, "")
     assert delete(filled, Evaluation, "evaluation", "a").startswith("Deleted “my figure”")
     with db.reading(filled) as session:
-        assert "a" not in shown(session) and evaluations.now(session, "") != before
-        gone = evaluations.view_of(session, {"id": "a"})
-    assert "This evaluation does not exist" in gone[2]
+        assert "a" not in shown(session) and evaluations.EVALUATIONS.now(session, "") != before
+    with gr.Blocks() as blocks:
+        evaluations.build(filled)
+    opened = next(fn.fn for fn in blocks.fns.values() if fn.name == "open_address")
+    assert "This evaluation does not exist" in opened(gr.Request(query_params=QueryParams("id=a")))[2]
 
 
 def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Settings) -> None:
     with db.reading(filled) as session:
         found = board.filter_choices(session)
-        boxes = evaluations._boxes(session, LeaderboardView(suite="Poems"))
+        boxes = evaluations.EVALUATIONS.field_values(session, {"suite": "Poems"})
     assert found["suite"] == [("Built-in questions", "Built-in questions"), ("GSM8K", "GSM8K")]
     assert found["temperature"] == [("0", "0"), ("1", "1")] and ("its own", "own") in found["tree"]
     assert found["source"] == [("this engine", "here"), ("team", "team")] and found["base"] == [(HOSTILE, "base")]

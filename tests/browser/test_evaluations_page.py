@@ -39,8 +39,8 @@ def test_the_leaderboard_sorts_narrows_opens_and_deletes(workbench: Workbench, p
     page.goto(f"{workbench.url}/results?base={base}")
     expect(page.locator("#evaluations-table tbody tr")).to_have_count(3)
     assert questions(page) == [f"{name}\n5 questions" for name in ("HumanEval", f"Mine {HOSTILE}", "GSM8K")]
-    expect(page.locator("#evaluations-chart .sp-interval-bar")).to_have_count(1)
-    expect(page.locator("#evaluations-chart")).to_contain_text("Not compared: 2 with other settings")
+    expect(page.locator("#evaluations-table .sp-interval-bar")).to_have_count(1)
+    expect(page.locator("#evaluations-table")).to_contain_text("Not compared: 2 with other settings")
     page.locator("#evaluations-table th a", has_text="τ").click()
     expect(page.locator("#evaluations-table tbody td:nth-child(2)").first).to_contain_text("GSM8K")
     expect(page).to_have_url(re.compile(rf"base={base}&sort=-tau$"))
@@ -51,7 +51,7 @@ def test_the_leaderboard_sorts_narrows_opens_and_deletes(workbench: Workbench, p
     page.reload()
     expect(page.locator("#evaluations-table tbody tr")).to_have_count(1)
     with page.expect_download() as saved:
-        page.locator("#evaluations-away a", has_text="CSV of 1").click()
+        page.locator("#evaluations-table a", has_text="CSV of 1").click()
     assert "HumanEval" in saved.value.path().read_text()
     page.go_back()
     page.goto(f"{workbench.url}/results?base={base}&sort=-tau")
