@@ -11,9 +11,9 @@ from app import visitor
 from app.views import checkpoint_rows, export_rows, manage
 from app.views.choices import data_words
 from app.views.draft_form import AddDraft
-from app.views.job_forms import queued
-from app.views.manage import SMALL, Manage
-from app.views.tree_view import TreeForm, tuning_result
+from app.views.job_forms import JobForm
+from app.views.manage import Manage
+from app.views.tree_view import TreeForm, base_of, tuning_part
 from app.widgets.bulk import Action, on_bulk
 from app.widgets.downloads import export_list, on_export
 from app.widgets.elements import QUIET, block, page_header
@@ -52,26 +52,26 @@ class CheckpointPanel:
         head, links = block(elem_id="checkpoint-head"), block(elem_id="checkpoint-links")
         with gr.Tabs(elem_id="checkpoint-tabs"):
             with gr.Tab("Downloads", elem_id="checkpoint-tab-downloads"):
-                exports, export_message = export_list("checkpoint-exports"), block(elem_id="checkpoint-export-said")
+                exports, message = export_list("checkpoint-exports"), block(elem_id="checkpoint-export-said")
             with gr.Tab("Evaluations", elem_id="checkpoint-tab-evaluations"):
                 evaluations = block(elem_id="checkpoint-evaluations")
-                measured = gr.Button("Evaluate on the built-in questions", elem_id="checkpoint-evaluate", **SMALL)
-                measure_message = block(elem_id="checkpoint-evaluate-said")
-                with gr.Row(equal_height=True):
-                    data = dropdown([], label=RECORDED, info=INFO, elem_id="checkpoint-replay-data", scale=3)
-                start = gr.Button("Replay", elem_id="checkpoint-replay", **SMALL)
-                replay_message = block(elem_id="checkpoint-replay-said")
+                with gr.Column(visible=False) as measured:
+                    fields = {"checkpoint_id": chosen}
+                    request = partial(evaluate_request, settings)
+                    JobForm(settings, "checkpoint-evaluate", "Evaluate on the built-in questions", fields, request)
+                with gr.Column(visible=False) as self.replay:
+                    self.data = dropdown([], label=RECORDED, info=INFO, elem_id="checkpoint-replay-data")
+                    fields = {"checkpoint_id": chosen, "dataset_id": self.data}
+                    JobForm(settings, "checkpoint-replay", "Replay", fields, partial(replay_request, settings))
             with gr.Tab("Tree", elem_id="checkpoint-tab-tree"):
                 self.tree = TreeForm(settings, chosen)
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
                 config = block(elem_id="checkpoint-settings")
         self.manage = Manage(settings, Checkpoint, "draft", "checkpoint", chosen)
         self.live = [head, links, exports, evaluations, config, measured, *self.tree.live]
-        static = [export_message, measure_message, data, start, replay_message]
-        self.outputs = [*self.live, *static, *self.tree.outputs, *self.manage.outputs]
-        on_export(exports, chosen, self._make, [export_message, exports])
-        measured.click(partial(measure, settings), chosen, measure_message, **QUIET)
-        start.click(partial(replay, settings), [chosen, data], replay_message, **QUIET)
+        forms = [message, self.replay, self.data, *self.tree.outputs, *self.manage.outputs]
+        self.outputs = [*self.live, *forms]
+        on_export(exports, chosen, self._make, [message, exports])
 
     def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
         return [
@@ -80,16 +80,16 @@ class CheckpointPanel:
             export_rows.exports_table(session, self.settings, row),
             checkpoint_rows.evaluations_table(session, row),
             checkpoint_rows.settings_table(row),
-            gr.Button(visible=row.state == "ready"),
-            tuning_result(row),
+            gr.Column(visible=row.state == "ready"),
+            tuning_part(session, row),
         ]
 
     def view(self, session: Session, row: Checkpoint | None, query: dict[str, str]) -> list[Any]:
-        live = self.live_view(session, row) if row else ["", "", "", "", "", gr.Button(visible=False), ""]
+        live = self.live_view(session, row) if row else [gr.skip()] * len(self.live)
         sets = recorded(session, row) if row and row.state == "ready" else []
-        data = gr.Dropdown(sets, value=sets[0][1] if sets else None, visible=bool(sets))
-        static = ["", "", data, gr.Button(visible=bool(sets)), ""]
-        return [*live, *static, *self.tree.view(session, row), *self.manage.view(row)]
+        data = gr.Dropdown(sets, value=sets[0][1] if sets else None)
+        static = ["", gr.Column(visible=bool(sets)), data]
+        return [*live, *static, *self.tree.view(row), *self.manage.view(row)]
 
     @show_errors(gr.skip())
     def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
@@ -103,22 +103,17 @@ class CheckpointPanel:
             return "", export_rows.exports_table(session, self.settings, row)
 
 
-def measure(settings: Settings, checkpoint_id: str) -> str:
-    return queued(
-        settings,
-        checkpoint_id,
-        lambda row: Evaluate(base_id=row.base_id, checkpoint_id=row.id),
-        "acceptance and speed on 20 questions, compared with the baseline",
-    )
+def evaluate_request(settings: Settings, checkpoint_id: str) -> Evaluate:
+    """Request to evaluate a draft on the built-in questions. Raises NotFound."""
+    return Evaluate(base_id=base_of(settings, checkpoint_id), checkpoint_id=checkpoint_id)
 
 
-def replay(settings: Settings, checkpoint_id: str, dataset_id: str | None) -> str:
-    def request(row: Checkpoint) -> ReplayRequest:
-        if not dataset_id:
-            raise BadInput(f"{RECORDED}: choose a dataset.")
-        return ReplayRequest(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
-
-    return queued(settings, checkpoint_id, request, "the draft on 50 recorded responses")
+def replay_request(settings: Settings, checkpoint_id: str, dataset_id: str | None) -> ReplayRequest:
+    """Request to replay recorded responses with a draft. Raises BadInput or NotFound."""
+    if not dataset_id:
+        raise BadInput(f"{RECORDED}: choose a dataset.")
+    base_id = base_of(settings, checkpoint_id)
+    return ReplayRequest(base_id=base_id, checkpoint_id=checkpoint_id, dataset_id=dataset_id)
 
 
 def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:

@@ -8,10 +8,9 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.links import on_event_open
-from app.views import manage
 from app.views.choices import Choices, valid_choice, valid_choices
 from app.views.manage import SMALL
-from app.widgets.elements import HIDDEN, block, closed_accordion, hidden, keep_in_address, notice, on_typing
+from app.widgets.elements import HIDDEN, block, closed_accordion, hidden, keep_in_address, on_typing
 from app.widgets.fields import one_line
 from app.widgets.problems import show_errors
 from app.widgets.review import review
@@ -19,7 +18,6 @@ from app.widgets.setting_fields import entered, field_values, setting_rows
 from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
-from tracking.tables import Checkpoint
 from workers.jobs.request import Request, command_for
 from workers.jobs.submit import check_and_estimate, submit
 
@@ -106,12 +104,3 @@ def own_kind_form(settings: Settings, kind: type[Request]) -> JobForm:
         return JobForm(
             settings, prefix, "Start", fields, lambda **values: kind(**field_values(kind, values)), named=True
         )
-
-
-@show_errors()
-def queued(settings: Settings, checkpoint_id: str, request: Callable[[Checkpoint], Request], what: str) -> str:
-    """Submit a request for a checkpoint; notice that `what` is queued, or the error."""
-    with reading(settings) as session:
-        row = manage.row(session, Checkpoint, "draft", checkpoint_id)
-    job = submit(request(row), user=visitor.user(), settings=settings)
-    return notice(f"Queued: {what}.", "good", f"/runs?id={job.id}", "Open the job")

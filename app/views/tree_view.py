@@ -1,6 +1,7 @@
 """A checkpoint's tree: the result of its last tuning, and the form that starts one."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -8,24 +9,18 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.views import manage
-from app.views.job_forms import queued
-from app.views.manage import SMALL
+from app.views.job_forms import JobForm
 from app.widgets.charts import ChartStyle, line_chart
-from app.widgets.elements import QUIET, Tone, block, facts, notice, on_typing
+from app.widgets.elements import Tone, block, facts, notice
 from app.widgets.fields import dropdown
-from app.widgets.formatting import figure, interval, rounded
-from app.widgets.problems import show_errors
-from app.widgets.review import command_box
-from app.widgets.text import safe, tag
+from app.widgets.formatting import figure, interval
+from app.widgets.text import tag
 from models.methods import trees
-from ops.homes import names
 from speculoos.settings import DTYPES, Settings
 from tracking.db import reading
 from tracking.evaluations import machine_name
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Job
-from workers.jobs import estimates
-from workers.jobs.request import command_for
 from workers.jobs.requests import Tune
 
 PRECISIONS = [("Default of the settings", ""), *((name, name) for name in DTYPES if name != "auto")]
@@ -37,55 +32,42 @@ class TreeForm:
     `outputs`."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
-        self.settings = settings
         self.live = [block(elem_id="checkpoint-tuned")]
-        with gr.Row(equal_height=True):
-            dtype = dropdown(PRECISIONS, value="", label="Precision", elem_id="checkpoint-tune-dtype", min_width=180)
-            keep = gr.Checkbox(True, label="Save the tree in the draft if it is faster", elem_id="checkpoint-tune-keep")
-        review = block(elem_id="checkpoint-tune-review")
-        start = gr.Button("Tune on this machine", elem_id="checkpoint-tune", **SMALL)
-        message = block(elem_id="checkpoint-tune-said")
-        self.outputs = [review, start, message]
-        inputs = [chosen, dtype, keep]
-        start.click(self.submit, inputs, message, **QUIET)
-        on_typing((dtype, keep), self.review_now, inputs, review)
+        with gr.Column(visible=False) as box:
+            with gr.Row(equal_height=True):
+                dtype = dropdown(PRECISIONS, value="", label="Precision", elem_id="checkpoint-tune-dtype")
+                label = "Save the tree in the draft if it is faster"
+                keep = gr.Checkbox(True, label=label, elem_id="checkpoint-tune-keep")
+            fields = {"checkpoint_id": chosen, "dtype": dtype, "keep": keep}
+            request = partial(tune_request, settings)
+            self.form = JobForm(settings, "checkpoint-tune", "Tune on this machine", fields, request)
+        self.outputs = [box, *self.form.outputs]
 
-    def view(self, session: Session, row: Checkpoint | None) -> list[Any]:
+    def view(self, row: Checkpoint | None) -> list[Any]:
         """Values of `outputs`."""
         if row is None or row.state != "ready":
-            return ["", gr.Button(visible=False), ""]
-        review = self._review_html(session, tune_request(row, "", True))
-        return [review, gr.Button(visible=True), under_way(session, row)]
-
-    @show_errors()
-    def review_now(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
-        with reading(self.settings) as session:
-            row = manage.row(session, Checkpoint, "draft", checkpoint_id)
-            return self._review_html(session, tune_request(row, dtype, keep))
-
-    def _review_html(self, session: Session, request: Tune) -> str:
-        estimate = estimates.estimate(session, request, self.settings.home)
-        time = f"Takes about {rounded(estimate.seconds)}, from {estimate.basis}." if estimate.seconds else ""
-        warnings = "".join(notice(text, "warn") for text in estimate.warnings)
-        return tag("p", safe(time), class_="sp-hint") + warnings + command_box(command_for(request, names(session)))
-
-    def submit(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
-        return queued(
-            self.settings, checkpoint_id, lambda row: tune_request(row, dtype, keep), "the result will appear here"
-        )
+            return [gr.Column(visible=False), *[gr.skip()] * len(self.form.outputs)]
+        return [gr.Column(visible=True), *self.form.fill({}, {"checkpoint_id": row.id}, {}, review=True)]
 
 
-def under_way(session: Session, row: Checkpoint) -> str:
-    """Notice with a link to the unfinished tuning job of the checkpoint; "" without one."""
+def base_of(settings: Settings, checkpoint_id: str) -> str:
+    """Id of a draft's base model. Raises NotFound."""
+    with reading(settings) as session:
+        return manage.row(session, Checkpoint, "draft", checkpoint_id).base_id
+
+
+def tune_request(settings: Settings, checkpoint_id: str, dtype: str | None, keep: bool) -> Tune:
+    """Request to tune the tree of a draft. Raises BadInput or NotFound."""
+    base_id = base_of(settings, checkpoint_id)
+    return Tune(base_id=base_id, checkpoint_id=checkpoint_id, dtype=dtype or "", keep=bool(keep))
+
+
+def tuning_part(session: Session, row: Checkpoint) -> str:
+    """The result of the last tuning, below a notice of one that has not ended."""
     query = select(Job).where(Job.kind == "tune", Job.state.not_in(FINISHED)).order_by(Job.created_at.desc())
     job = next((job for job in session.scalars(query) if job.request.get("checkpoint_id") == row.id), None)
-    return notice(f"“{job.name}” is {job.state.lower()}.", "info", f"/runs?id={job.id}", "Open the job") if job else ""
-
-
-def tune_request(row: Checkpoint, dtype: str | None, keep: bool) -> Tune:
-    request = Tune(base_id=row.base_id, checkpoint_id=row.id, dtype=dtype or "", keep=bool(keep))
-    request.check_options()
-    return request
+    words = f"“{job.name}” is {job.state.lower()}." if job else ""
+    return (notice(words, "info", f"/runs?id={job.id}", "Open the job") if job else "") + tuning_result(row)
 
 
 def tuning_result(checkpoint: Checkpoint) -> str:

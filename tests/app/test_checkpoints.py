@@ -6,6 +6,7 @@ import os
 import zipfile
 from pathlib import Path
 
+import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
 
@@ -14,9 +15,10 @@ from app.downloads import routes
 from app.drafting import LOOKUP
 from app.events import answer_error
 from app.pages import compare, playground
-from app.pages.checkpoints import measure
+from app.pages.checkpoints import CheckpointPanel
 from app.pages.playground import opening
 from app.views import checkpoint_rows, targets
+from app.widgets.elements import hidden
 from models.starter import STARTER_HEAD
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -264,12 +266,16 @@ def test_the_playground_reopens_a_chat_with_its_own_model(home: Settings, base_i
 
 def test_an_evaluation_is_queued_with_a_link_to_its_job(home: Settings, base_id: str) -> None:
     row_id = add_checkpoint(home, base_id)
-    html = measure(home, row_id)
+    with gr.Blocks() as blocks:
+        CheckpointPanel(home, hidden("chosen"))
+    submits = {fn.inputs[0].elem_id: fn.fn for fn in blocks.fns.values() if fn.name == "submit"}
+    said, url = submits["checkpoint-evaluate-name"]("", row_id)
     with reading(home) as rows:
         job = rows.query(Job).one()
     assert (job.kind, job.request["checkpoint_id"]) == ("evaluate", row_id)
-    assert f"/runs?id={job.id}" in html
-    assert "does not exist" in measure(home, "0" * 32)
+    assert (said, url) == ("", f"/runs?id={job.id}")
+    assert "does not exist" in submits["checkpoint-evaluate-name"]("", "0" * 32)[0]
+    assert "choose a dataset" in submits["checkpoint-replay-name"]("", row_id, None)[0]
 
 
 def test_the_page_notices_when_an_evaluation_ends(home: Settings, base_id: str) -> None:

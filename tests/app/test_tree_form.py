@@ -1,12 +1,13 @@
 """The Tree tab of a checkpoint: what a tuning found, the job a button starts."""
 
+import gradio as gr
 import pytest
 
 from app.pages import jobs as job_panel
 from app.views import checkpoint_rows, tree_view
 from app.views.checkpoint_rows import signature
-from app.views.tree_view import TreeForm, tune_request, under_way
-from speculoos.errors import BadInput
+from app.views.tree_view import TreeForm, tuning_part
+from app.widgets.elements import hidden
 from speculoos.settings import Settings
 from tracking import jobs
 from tracking.db import reading, writing
@@ -103,16 +104,16 @@ def test_a_tuning_of_an_earlier_version_is_words_alone(home):
 
 
 def test_the_form_says_time_and_command_and_queues_the_job(home):
-    form = object.__new__(TreeForm)
-    form.settings = home
-    html = form.review_now("heads", "bfloat16", False)
-    assert "speculoos tune tiny@heads --dtype bfloat16 --no-keep" in html and "Takes about" in html
+    with gr.Blocks():
+        form = TreeForm(home, hidden("chosen")).form
+    html = form.review_now("", "heads", "bfloat16", False)
+    assert "speculoos tune tiny@heads --dtype bfloat16 --no-keep" in html and "about" in html
     with reading(home) as rows:
         before = signature(rows)
-    assert "Open the job" in form.submit("heads", "", True)
+    said, url = form.submit("", "heads", "", True)
+    assert said == "" and url.startswith("/runs?id=")
     with reading(home) as rows:
-        row = rows.get_one(Checkpoint, "heads")
-        assert "“Tune tiny@heads” is queued." in form.view(rows, row)[2], "a reload shows it too"
+        assert "“Tune tiny@heads” is queued." in tuning_part(rows, rows.get_one(Checkpoint, "heads"))
     with writing(home) as rows:
         (job,) = rows.query(Job).all()
         assert (job.kind, job.request["checkpoint_id"], job.request["keep"]) == ("tune", "heads", True)
@@ -120,7 +121,7 @@ def test_the_form_says_time_and_command_and_queues_the_job(home):
         jobs.claim(rows, job.id, "worker", 30)
         jobs.succeed(rows, job.id, 1, TUNED)
         assert signature(rows) != before, "the page is drawn anew"
-        assert under_way(rows, rows.get_one(Checkpoint, "heads")) == ""
-    assert "sp-bad" in form.submit("gone", "", True) and "sp-bad" in form.review_now("gone", "", True)
-    with pytest.raises(BadInput, match="Precision"), reading(home) as rows:
-        tune_request(rows.get_one(Checkpoint, "heads"), "int3", True)
+        assert "is queued" not in tuning_part(rows, rows.get_one(Checkpoint, "heads"))
+    assert "does not exist" in form.submit("", "gone", "", True)[0]
+    assert "does not exist" in form.review_now("", "gone", "", True)
+    assert "Precision" in form.review_now("", "heads", "int3", True)
