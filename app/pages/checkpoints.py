@@ -12,13 +12,12 @@ from app.views import checkpoint_rows, export_rows, manage
 from app.views.choices import data_words
 from app.views.draft_form import AddDraft
 from app.views.job_forms import JobForm
-from app.views.manage import Manage
 from app.views.tree_view import TreeForm, base_of, tuning_part
-from app.widgets.bulk import Action, on_bulk
+from app.widgets.bulk import Action
 from app.widgets.downloads import export_list, on_export
-from app.widgets.elements import QUIET, block, page_header
+from app.widgets.elements import block, page_header
 from app.widgets.fields import dropdown
-from app.widgets.list_page import Listing, ListPage
+from app.widgets.list_page import Listing
 from app.widgets.problems import show_errors
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -67,10 +66,8 @@ class CheckpointPanel:
                 self.tree = TreeForm(settings, chosen)
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
                 config = block(elem_id="checkpoint-settings")
-        self.manage = Manage(settings, Checkpoint, "draft", "checkpoint", chosen)
         self.live = [head, links, exports, evaluations, config, measured, *self.tree.live]
-        forms = [message, self.replay, self.data, *self.tree.outputs, *self.manage.outputs]
-        self.outputs = [*self.live, *forms]
+        self.outputs = [message, self.replay, self.data, *self.tree.outputs]
         on_export(exports, chosen, self._make, [message, exports])
 
     def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
@@ -85,11 +82,9 @@ class CheckpointPanel:
         ]
 
     def view(self, session: Session, row: Checkpoint | None, query: dict[str, str]) -> list[Any]:
-        live = self.live_view(session, row) if row else [gr.skip()] * len(self.live)
         sets = recorded(session, row) if row and row.state == "ready" else []
         data = gr.Dropdown(sets, value=sets[0][1] if sets else None)
-        static = ["", gr.Column(visible=bool(sets)), data]
-        return [*live, *static, *self.tree.view(row), *self.manage.view(row)]
+        return ["", gr.Column(visible=bool(sets)), data, *self.tree.view(row)]
 
     @show_errors(gr.skip())
     def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
@@ -124,14 +119,6 @@ def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
 
 def build(settings: Settings) -> None:
     page_header("Drafts", LEAD)
-    page = ListPage(settings, CHECKPOINTS)
-    with page.listing():
-        AddDraft(settings)
-        message = block(elem_id="checkpoints-bulk-said")
-    with page.opened():
-        panel = CheckpointPanel(settings, page.chosen)
-    page.wire(panel)
-    redraw, inputs, outputs = page.again
-    panel.manage.wire(redraw, inputs, outputs)
+    page = manage.build_list(settings, CHECKPOINTS, CheckpointPanel, AddDraft)
     action = Action("Deleted", lambda row_id: manage.delete(settings, Checkpoint, "draft", row_id))
-    on_bulk(page.table, {"delete": action}, message).then(redraw, inputs, outputs, **QUIET)
+    page.on_bulk({"delete": action})

@@ -13,7 +13,7 @@ from app.links import on_event_open
 from app.views import data_view
 from app.views.generate_form import GenerateForm
 from app.views.import_form import ImportForm
-from app.views.manage import SMALL, Manage, note_line, row
+from app.views.manage import SMALL, build_list, note_line, row
 from app.widgets.elements import (
     QUIET,
     badge,
@@ -28,7 +28,7 @@ from app.widgets.elements import (
     section,
 )
 from app.widgets.fields import one_line
-from app.widgets.list_page import Listing, ListPage, signature_of
+from app.widgets.list_page import Listing, signature_of
 from app.widgets.list_query import ListQuery, filtered_query
 from app.widgets.picker import live, pager
 from app.widgets.problems import show_errors
@@ -79,14 +79,7 @@ DATA = Listing("data", Dataset, "dataset", table, SIGNATURE, tuple(SHOWN), hint,
 
 def build(settings: Settings) -> None:
     page_header("Data", "Prompts, and the base model's responses to them, which drafts are trained on.")
-    page = ListPage(settings, DATA)
-    with page.listing():
-        BuiltInSets(settings)
-        ImportForm(settings)
-    with page.opened():
-        panel = DataPanel(settings, page.chosen)
-    page.wire(panel)
-    panel.manage.wire(*page.again)
+    build_list(settings, DATA, DataPanel, lambda settings: (BuiltInSets(settings), ImportForm(settings)))
 
 
 class BuiltInSets:
@@ -142,12 +135,11 @@ class DataPanel:
         self.facts = block(elem_id="dataset-facts")
         self.distributions = block(elem_id="dataset-distributions")
         self.bad = block(elem_id="dataset-bad")
-        self.manage = Manage(settings, Dataset, "dataset", "dataset", chosen)
         section("Rows")
         self.rows = RowsBrowser(settings, chosen)
         figures = [self.head, self.facts, self.distributions, self.bad]
         self.live = [*figures, *self.rows.live, self.generate.box]
-        self.outputs = [*self.live, *self.generate.outputs, *self.manage.outputs, self.rows.search]
+        self.outputs = [*self.generate.outputs, self.rows.search]
         self.generate.follow(self.facts)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
@@ -157,8 +149,7 @@ class DataPanel:
         return [*figures, *self.rows.view(session, data), box]
 
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
-        live = self.live_view(session, data) if data else [gr.skip()] * len(self.live)
-        return [*live, *self.generate.view(session, data, query), *self.manage.view(data), ""]
+        return [*self.generate.view(session, data, query), ""]
 
 
 def head(session: Session, data: Dataset) -> str:

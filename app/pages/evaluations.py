@@ -11,11 +11,11 @@ from sqlalchemy.orm import Session
 from app.links import on_event_open
 from app.turns import run_again
 from app.views import evaluation_view, leaderboard
-from app.views.manage import Manage
+from app.views.manage import build_list
 from app.views.matrix_form import MatrixForm, ServerForm
 from app.widgets.elements import block, hidden, notice, on_load, page_header
 from app.widgets.fields import dropdown
-from app.widgets.list_page import Listing, ListPage
+from app.widgets.list_page import Listing
 from app.widgets.picker import KEEP_FOCUS
 from app.widgets.problems import show_errors
 from speculoos.errors import SpeculoosError
@@ -103,13 +103,11 @@ EVALUATIONS = Leaderboard(
 
 def build(settings: Settings) -> None:
     page_header("Results", LEAD)
-    page = ListPage(settings, EVALUATIONS)
-    with page.listing():
-        forms = (MatrixForm(settings), ServerForm(settings))
-    with page.opened():
-        panel = EvaluationPanel(settings, page.chosen)
-    page.wire(panel)
-    panel.manage.wire(*page.again)
+    build_list(settings, EVALUATIONS, EvaluationPanel, build_forms)
+
+
+def build_forms(settings: Settings) -> None:
+    forms = (MatrixForm(settings), ServerForm(settings))
 
     def opened(request: gr.Request) -> list[Any]:
         try:
@@ -127,16 +125,14 @@ class EvaluationPanel:
         self.settings = settings
         self.one = gr.HTML(elem_id="evaluation-one", js_on_load=KEEP_FOCUS + STEPS, apply_default_css=False)
         message, target = block(elem_id="evaluation-steps-said"), hidden("evaluation-steps-target")
-        self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", chosen)
-        self.live = [self.one]
-        self.outputs = [self.one, message, *self.manage.outputs]
+        self.live, self.outputs = [self.one], [message]
         on_event_open(self.one.steps, self.show_steps, chosen, message, target)
 
     def live_view(self, session: Session, row: Evaluation) -> list[Any]:
         return [evaluation_view.view(session, row)]
 
     def view(self, session: Session, row: Evaluation | None, query: Mapping[str, str]) -> list[Any]:
-        return [evaluation_view.view(session, row) if row else "", "", *self.manage.view(row)]
+        return [""]
 
     @show_errors("")
     def show_steps(self, row_id: str, event: gr.EventData) -> tuple[str, str]:

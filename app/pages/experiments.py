@@ -13,7 +13,7 @@ from app.links import on_event_open
 from app.views import job_rows, job_view
 from app.views.checkpoint_rows import method_words
 from app.views.leaderboard import figure_cell
-from app.views.manage import SMALL, Manage, note_line
+from app.views.manage import SMALL, build_list, note_line
 from app.views.trainings_view import comparison_url, evaluations_by_setting, held_out_of, labels, settings_of, tokens_of
 from app.widgets import spreadsheet
 from app.widgets.bulk import Action, bulk_bar, compare_button, on_bulk
@@ -31,7 +31,7 @@ from app.widgets.elements import (
 )
 from app.widgets.fields import one_line
 from app.widgets.formatting import ago, figure
-from app.widgets.list_page import Listing, ListPage
+from app.widgets.list_page import Listing
 from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import live, pager, pick, picker, table
 from app.widgets.problems import show_errors
@@ -92,7 +92,6 @@ class ExperimentPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
         self.head = live("experiment-head")
-        self.manage = Manage(settings, Experiment, "experiment", "experiment", chosen)
         self.figures = live("experiment-figures")
         section("Learning curve")
         self.curves = live("experiment-curves")
@@ -100,10 +99,9 @@ class ExperimentPanel:
         self.message = block(elem_id="experiment-bulk-said")
         self.jobs = picker("experiment-jobs", bulk=True)
         self.live = [self.head, self.figures, self.curves, self.jobs]
-        self.outputs = [*self.live, self.message, *self.manage.outputs]
+        self.outputs = [self.message]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        self.manage.wire(redraw, inputs, outputs)
         action = Action("Removed from the experiment", lambda job_id: remove(self.settings, job_id))
         on_bulk(self.jobs, {"remove": action}, self.message).then(redraw, inputs, outputs, **QUIET)
 
@@ -111,19 +109,13 @@ class ExperimentPanel:
         return parts(session, row)
 
     def view(self, session: Session, row: Experiment | None, query: Mapping[str, str]) -> list[Any]:
-        shown = self.live_view(session, row) if row else [""] * len(self.live)
-        return [*shown, "", *self.manage.view(row)]
+        return [""]
 
 
 def build(settings: Settings) -> None:
     page_header("Experiments", LEAD)
-    listed = ListPage(settings, EXPERIMENTS)
-    with listed.listing():
-        build_form(settings)
-    with listed.opened():
-        panel = ExperimentPanel(settings, listed.chosen)
-    listed.wire(panel)
-    panel.wire(*listed.again)
+    listed = build_list(settings, EXPERIMENTS, ExperimentPanel, build_form)
+    listed.panel.wire(*listed.again)
 
 
 def build_form(settings: Settings) -> None:

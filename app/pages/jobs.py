@@ -27,10 +27,10 @@ from app.views import (
     verdict,
 )
 from app.views.job_forms import own_kind_form
-from app.views.manage import SMALL, Manage, note_line, outcome_notice
-from app.widgets.bulk import Action, bulk_bar, compare_button, name_field, on_bulk
+from app.views.manage import SMALL, note_line, outcome_notice
+from app.widgets.bulk import Action, bulk_bar, compare_button, name_field
 from app.widgets.elements import QUIET, block, hidden, link_button, page_header
-from app.widgets.list_page import Listing, ListPage
+from app.widgets.list_page import Listing
 from app.widgets.list_query import ListQuery, filtered_query
 from app.widgets.picker import live, pager
 from app.widgets.problems import show_errors
@@ -80,25 +80,16 @@ JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_s
 
 def build(settings: Settings) -> None:
     page_header("Jobs", "Work on the server, newest first. Jobs continue when you close this page.")
-    listed = ListPage(settings, JOBS)
-    with listed.listing():
-        for kind in custom_kinds():
-            own_kind_form(settings, kind)
-        message = block(elem_id="jobs-bulk-said")
-    with listed.opened():
-        panel = JobPanel(settings, listed.chosen)
-    listed.wire(panel)
-    panel.wire(*listed.again)
-    redraw, inputs, outputs = listed.again
-    on_bulk(listed.table, actions(settings), message).then(redraw, inputs, outputs, **QUIET)
-
-
-def actions(settings: Settings) -> dict[str, Action]:
-    return {
-        "cancel": Action("Stop requested", lambda job_id: cancel(settings, job_id)),
-        "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
-        "add": Action("Added to the experiment", lambda job_id, name: add(settings, job_id, name), named=True),
-    }
+    forms = partial(map, partial(own_kind_form, settings), custom_kinds())
+    listed = manage.build_list(settings, JOBS, JobPanel, lambda settings: [*forms()])
+    listed.panel.wire(*listed.again)
+    listed.on_bulk(
+        {
+            "cancel": Action("Stop requested", lambda job_id: cancel(settings, job_id)),
+            "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
+            "add": Action("Added to the experiment", lambda job_id, name: add(settings, job_id, name), named=True),
+        }
+    )
 
 
 def add(settings: Settings, job_id: str, name: str) -> None:
@@ -135,7 +126,6 @@ class JobPanel:
             self.clone = gr.Button("Clone", elem_id="job-clone", **SMALL)
         self.message = block(elem_id="job-action-said")
         self.target = hidden("job-clone-target")
-        self.manage = Manage(settings, Job, "job", "job", chosen)
         with gr.Tabs(elem_id="job-tabs"):
             with gr.Tab("Charts", elem_id="job-tab-charts"):
                 charts = block(elem_id="job-charts")
@@ -146,7 +136,7 @@ class JobPanel:
             with gr.Tab("Settings", elem_id="job-tab-config"):
                 config = block(elem_id="job-config")
         self.live = [self.head, self.cancel, self.retry, charts, samples, log, config]
-        self.outputs = [*self.live, self.message, *self.manage.outputs]
+        self.outputs = [self.message]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
         for button, action in ((self.cancel, cancel), (self.retry, retry)):
@@ -155,7 +145,6 @@ class JobPanel:
         self.message.change(None, self.message, None, js=MESSAGE_TIME, api_visibility="private")
         self.head.change(None, self.message, self.message, js=STALE, api_visibility="private")
         on_event_open(self.clone.click, self._clone, self.chosen, self.message, self.target)
-        self.manage.wire(redraw, inputs, outputs)
 
     def _act(self, action: Any, job_id: str) -> str:
         return outcome_notice(lambda: action(self.settings, job_id))
@@ -179,8 +168,7 @@ class JobPanel:
         ]
 
     def view(self, session: Session, job: Job | None, query: Mapping[str, str]) -> list[Any]:
-        live = self.live_view(session, job) if job else [gr.skip()] * len(self.live)
-        return [*live, "", *self.manage.view(job)]
+        return [""]
 
 
 def samples(session: Session, job: Job) -> str:

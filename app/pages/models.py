@@ -14,7 +14,7 @@ from app.paths import PAGES
 from app.views import checkpoint_rows, export_rows
 from app.views.job_forms import JobForm
 from app.views.job_view import banner, job_line, progress
-from app.views.manage import SMALL, Manage, note_line
+from app.views.manage import SMALL, build_list, note_line
 from app.views.plan_view import PlanForm
 from app.widgets.elements import (
     QUIET,
@@ -31,7 +31,7 @@ from app.widgets.elements import (
 )
 from app.widgets.fields import one_line
 from app.widgets.formatting import ago, count, size
-from app.widgets.list_page import Listing, ListPage, signature_of
+from app.widgets.list_page import Listing, signature_of
 from app.widgets.list_query import ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import live, pager, pick
 from app.widgets.problems import show_errors
@@ -89,13 +89,7 @@ MODELS = Listing("models", Base, "model", table, signature)
 
 def build(settings: Settings) -> None:
     page_header("Models", "Base models and the drafts that speed them up.")
-    page = ListPage(settings, MODELS)
-    with page.listing():
-        build_add(settings)
-    with page.opened():
-        panel = ModelPanel(settings, page.chosen)
-    page.wire(panel)
-    panel.manage.wire(*page.again)
+    build_list(settings, MODELS, ModelPanel, build_add)
 
 
 def build_add(settings: Settings) -> None:
@@ -144,9 +138,8 @@ class ModelPanel:
             block(tag("p", safe(QUANTIZE), class_="sp-lead"))
             scheme = setting_control(Quantize.options()["scheme"], "quantize-scheme")
             JobForm(settings, "quantize", "Quantize", {"base_id": chosen, "scheme": scheme}, Quantize, named=True)
-        self.manage = Manage(settings, Base, "model", "model", chosen)
         self.live = [self.head, self.facts, self.drafts, self.methods]
-        self.outputs = [*self.live, *self.plan.outputs, self.quantize, *self.manage.outputs]
+        self.outputs = [*self.plan.outputs, self.quantize]
 
     def live_view(self, session: Session, base: Base) -> list[Any]:
         job = session.get(Job, base.job_id) if base.job_id else None
@@ -158,10 +151,8 @@ class ModelPanel:
         return [head, details(base), drafts or tag("p", NO_DRAFTS, class_="sp-lead"), supported]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
-        live = self.live_view(session, base) if base else [gr.skip()] * len(self.live)
         plain = base is not None and base.state == "ready" and not (base.card or {}).get("quantization")
-        quantize = gr.Accordion(visible=plain)
-        return [*live, *self.plan.view(session, base, query), quantize, *self.manage.view(base)]
+        return [*self.plan.view(session, base, query), gr.Accordion(visible=plain)]
 
 
 def card(base: Base, drafts: str) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from app.widgets.elements import QUIET, block, closed_accordion, notice
 from app.widgets.fields import one_line
 from app.widgets.formatting import size
+from app.widgets.list_page import Listing, ListPage, Panel
 from app.widgets.problems import error_text
 from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
@@ -24,34 +25,23 @@ SMALL = {"size": "md", "scale": 0, "min_width": 110}
 
 
 class Manage:
-    """The controls, in a closed accordion, for rows of `table`. `chosen` is the hidden text with the row's id; element
-    ids start with `prefix`; `word` names a row in messages."""
+    """The controls, in a closed accordion, for rows of `table`. `chosen` is the hidden text with the row's id; `word`
+    names a row in messages and begins the element ids."""
 
-    def __init__(self, settings: Settings, table: type[Table], word: str, prefix: str, chosen: gr.Textbox):
-        self.settings, self.table, self.word, self.prefix, self.chosen = settings, table, word, prefix, chosen
-        with closed_accordion("Name, note, delete", elem_id=f"{prefix}-manage"):
-            self._build_fields()
-            self.message = block(elem_id=f"{prefix}-said")
-            self.confirm, self.question, self.really = confirmation_dialog(prefix)
+    def __init__(self, settings: Settings, table: type[Table], word: str, chosen: gr.Textbox):
+        self.settings, self.table, self.word, self.chosen = settings, table, word, chosen
+        with closed_accordion("Name, note, delete", elem_id=f"{word}-manage"):
+            with gr.Row(equal_height=True, elem_classes="sp-manage"):
+                self.name = one_line("Name", f"{word}-name", max_length=200, scale=2)
+                note = {"max_lines": 4, "max_length": 4000, "scale": 3, "placeholder": "…"}
+                self.note = gr.Textbox(label="Note (#words are tags)", elem_id=f"{word}-note", **note)
+            with gr.Row(elem_classes="sp-buttons"):
+                self.save = gr.Button("Save", elem_id=f"{word}-save", **SMALL)
+                delete = gr.Button(f"Delete this {word}", elem_id=f"{word}-delete", variant="stop", **SMALL)
+            self.message = block(elem_id=f"{word}-said")
+            self.confirm, question, self.really = confirmation_dialog(word)
         self.outputs = [self.name, self.note, self.message, self.confirm]
-        self.delete.click(self._ask, chosen, [self.confirm, self.question], **QUIET)
-
-    def _build_fields(self) -> None:
-        with gr.Row(equal_height=True, elem_classes="sp-manage"):
-            self.name = one_line("Name", f"{self.prefix}-name", max_length=200, scale=2)
-            self.note = gr.Textbox(
-                label="Note (#words are tags)",
-                max_lines=4,
-                max_length=4000,
-                elem_id=f"{self.prefix}-note",
-                scale=3,
-                placeholder="…",
-            )
-        with gr.Row(elem_classes="sp-buttons"):
-            self.save = gr.Button("Save", elem_id=f"{self.prefix}-save", **SMALL)
-            self.delete = gr.Button(
-                f"Delete this {self.word}", elem_id=f"{self.prefix}-delete", variant="stop", **SMALL
-            )
+        delete.click(self._ask, chosen, [self.confirm, question], **QUIET)
 
     def view(self, row: Any) -> list[Any]:
         """Values of `outputs` for a newly opened row (None: no row is open)."""
@@ -59,18 +49,15 @@ class Manage:
 
     def wire(self, redraw: Callable[..., list[Any]], inputs: list[Any], outputs: list[Any]) -> None:
         """After saving or deleting, put `redraw(*inputs)` into `outputs`; after deleting, `chosen` is empty."""
-        self.save.click(self._save, [self.chosen, self.name, self.note], self.message, **QUIET).then(
-            redraw, inputs, outputs, **QUIET
-        )
-        event = self.really.click(self._delete, self.chosen, [self.chosen, self.message, self.confirm], **QUIET)
-        event.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
-            redraw, inputs, outputs, **QUIET
-        )
+        saved = self.save.click(self._save, [self.chosen, self.name, self.note], self.message, **QUIET)
+        deleted = self.really.click(self._delete, self.chosen, [self.chosen, self.message, self.confirm], **QUIET)
+        left = deleted.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private")
+        for event in (saved, left):
+            event.then(redraw, inputs, outputs, **QUIET)
 
     def _ask(self, row_id: str) -> tuple[Any, str]:
-        return gr.Column(visible=True), outcome_notice(
-            lambda: question(self.settings, self.table, self.word, row_id), "warn"
-        )
+        text = outcome_notice(lambda: question(self.settings, self.table, self.word, row_id), "warn")
+        return gr.Column(visible=True), text
 
     def _save(self, row_id: str, name: str, note: str) -> str:
         return outcome_notice(lambda: save(self.settings, self.table, row_id, name, note))
@@ -81,6 +68,23 @@ class Manage:
         except SpeculoosError as error:
             return row_id, notice(error_text(error), "bad"), gr.Column(visible=False)
         return "", notice(text, "good"), gr.Column(visible=False)
+
+
+def build_list(
+    settings: Settings,
+    what: Listing,
+    panel_of: Callable[[Settings, gr.Textbox], Panel],
+    above: Callable[[Settings], Any] = lambda settings: None,
+) -> ListPage:
+    """A page with a list and, for the open row, the panel of `panel_of(settings, chosen)` and the controls. `above`
+    creates what stands above the list."""
+    page = ListPage(settings, what)
+    with page.listing():
+        above(settings)
+    with page.opened():
+        panel, manage = panel_of(settings, page.chosen), Manage(settings, what.table, what.word, page.chosen)
+    page.wire(panel, manage)
+    return page
 
 
 def confirmation_dialog(

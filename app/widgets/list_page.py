@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 
 from app import arrivals
 from app.paths import PAGES
-from app.widgets.elements import block, hidden, notice, on_change, on_load, on_typing
+from app.widgets.bulk import Action, on_bulk
+from app.widgets.elements import QUIET, block, hidden, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
 from app.widgets.list_query import SORT_ORDERS, ListQuery, narrow_script
 from app.widgets.picker import on_pick, pick, picker
@@ -37,7 +38,7 @@ Html = Callable[[Session, Any, str], str]
 
 
 class Panel(Protocol):
-    """Components of the open row. `live` outputs are redrawn when the row changes, `outputs` when it is opened;
+    """Components of the open row. `live` outputs are redrawn when the row changes, `outputs` only when it is opened;
     `query` holds the parameters of the URL."""
 
     live: list[Any]
@@ -116,7 +117,7 @@ def signature_of(table: type[Table]) -> Callable[[Session], str]:
 
 class ListPage:
     """The components. Create those above the list inside `with page.listing():` and those of the panel inside
-    `with page.opened():`, then call `wire(panel)`."""
+    `with page.opened():`, then call `wire(panel, manage)` (see `app.views.manage.build_list`)."""
 
     def __init__(self, settings: Settings, what: Listing):
         self.settings, self.what = settings, what
@@ -128,6 +129,7 @@ class ListPage:
         """Components shown while no row is open; the list comes last."""
         with gr.Column(elem_id=f"{self.what.page}-listing") as self.list:
             yield
+            self.said = block(elem_id=f"{self.what.page}-bulk-said")
             self.fields = self.what.fields()
             self.table = picker(f"{self.what.page}-table", main=True, bulk=self.what.bulk)
 
@@ -139,10 +141,11 @@ class ListPage:
             yield
         self.frame = [self.chosen, self.seen, self.problem, self.query, self.list, self.detail, self.table, self.back]
 
-    def wire(self, panel: Panel) -> None:
-        """Connect the events: opening, clicks and the poll."""
-        self.panel, fields = panel, [*self.fields.values()]
-        outputs = [*self.frame, *panel.outputs, *fields]
+    def wire(self, panel: Panel, manage: Any) -> None:
+        """Connect the events: opening, clicks and the poll. `manage` are the controls of app/views/manage.py."""
+        self.panel, self.manage, fields = panel, manage, [*self.fields.values()]
+        outputs = [*self.frame, *panel.live, *panel.outputs, *manage.outputs, *fields]
+        self.output_count = len(outputs)
         on_load(self.open_address, outputs)
         for listed in (self.table, self.back):
             on_pick(listed, self.query, lambda query: self.open(fields_of(query)), outputs)
@@ -151,6 +154,12 @@ class ListPage:
         names = {"chosen": f"{self.what.page}-chosen", "seen": f"{self.what.page}-seen"}
         shown = [self.chosen, self.query, self.seen]
         on_change(self.what.page, self.poll, shown, [self.seen, self.table, *panel.live], **names)
+        manage.wire(*self.again)
+
+    def on_bulk(self, actions: Mapping[str, Action]) -> None:
+        """Run an action on the selected rows when its button is pressed."""
+        redraw, inputs, outputs = self.again
+        on_bulk(self.table, actions, self.said).then(redraw, inputs, outputs, **QUIET)
 
     @property
     def again(self) -> tuple[Callable[..., list[Any]], list[Any], list[Any]]:
@@ -171,15 +180,11 @@ class ListPage:
                 problem = ""
                 if row is None:
                     problem = notice(missing, "warn") if row_id else self.what.hint(session, query)
-                values = self.what.field_values(session, query)
-                return [
-                    *self._frame(session, row, query, problem),
-                    *self.panel.view(session, row, query),
-                    *values,
-                ]
+                frame = self._frame(session, row, query, problem)
+                more = [*self.panel.view(session, row, query), *self.manage.view(row)]
+                return [*frame, *self._live(session, row), *more, *self.what.field_values(session, query)]
         except SpeculoosError as error:
-            unchanged = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) + len(self.fields) - 3)
-            return ["", "", notice(str(error), "bad"), *unchanged]
+            return ["", "", notice(str(error), "bad"), *[gr.skip()] * (self.output_count - 3)]
 
     def redraw(self, row_id: str, query: str) -> list[Any]:
         """As `open`, for the outputs of the page itself and the live outputs of the panel."""
@@ -200,9 +205,8 @@ class ListPage:
                 if now == seen.partition(SIGNATURE_SEPARATOR)[0]:
                     return gr.skip()
                 row = session.get(self.what.table, row_id) if row_id else None
-                live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
                 listed = gr.skip() if row else self._listed(session, fields_of(query))
-                return changed_parts(seen, now, [listed, *live])
+                return changed_parts(seen, now, [listed, *self._live(session, row)])
         except SpeculoosError:
             return gr.skip()
 
@@ -212,6 +216,9 @@ class ListPage:
         listed = gr.skip() if row else self._listed(session, query)
         now = self.what.now(session, chosen)
         return [chosen, now, problem, urlencode(query), *shown, listed, self._back(query)]
+
+    def _live(self, session: Session, row: Any | None) -> list[Any]:
+        return self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
 
     def _listed(self, session: Session, query: Mapping[str, str]) -> str:
         return self.what.html(session, self.what.query_of(query), query.get("from", ""))

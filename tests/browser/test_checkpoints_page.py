@@ -37,17 +37,17 @@ def test_a_download_is_whole_by_its_own_sums(page: Page, workbench: Workbench) -
 def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
     row_id = add_heads(workbench, base_id(workbench), "to-be-renamed")
     page.goto(f"{workbench.url}/models/drafts?id={row_id}")
-    page.locator("#checkpoint-manage button").first.click()
-    page.locator("#checkpoint-name input, #checkpoint-name textarea").fill("renamed")
-    page.locator("#checkpoint-note textarea, #checkpoint-note input").fill("good on code")
-    page.locator("#checkpoint-save").click()
+    page.locator("#draft-manage button").first.click()
+    page.locator("#draft-name input, #draft-name textarea").fill("renamed")
+    page.locator("#draft-note textarea, #draft-note input").fill("good on code")
+    page.locator("#draft-save").click()
     expect(page.locator("#checkpoint-head h2")).to_have_text("renamed")
     page.reload()
     expect(page.locator("#checkpoint-head")).to_contain_text("good on code")
-    page.locator("#checkpoint-manage button").first.click()
-    page.locator("#checkpoint-delete").click()
-    expect(page.locator("#checkpoint-question")).to_contain_text("cannot be undone")
-    page.locator("#checkpoint-really").click()
+    page.locator("#draft-manage button").first.click()
+    page.locator("#draft-delete").click()
+    expect(page.locator("#draft-question")).to_contain_text("cannot be undone")
+    page.locator("#draft-really").click()
     expect(page.locator("#checkpoints-table")).to_be_visible()
     with reading(workbench.settings) as rows:
         assert rows.get(Checkpoint, row_id) is None
@@ -56,8 +56,8 @@ def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
 
 FILL_AT_ONCE = """
 () => {
-  document.querySelector('#checkpoint-manage button').click();
-  const field = document.querySelector('#checkpoint-name :is(input, textarea)');
+  document.querySelector('#draft-manage button').click();
+  const field = document.querySelector('#draft-name :is(input, textarea)');
   field.value = 'typed at once';
   field.dispatchEvent(new Event('input', { bubbles: true }));
 }
@@ -67,15 +67,15 @@ FILL_AT_ONCE = """
 def test_what_is_entered_the_moment_the_fields_unfold_is_kept(page: Page, workbench: Workbench) -> None:
     row_id = add_heads(workbench, base_id(workbench), "quickly-renamed")
     page.goto(f"{workbench.url}/models/drafts?id={row_id}")
-    name = page.locator("#checkpoint-name input, #checkpoint-name textarea")
+    name = page.locator("#draft-name input, #draft-name textarea")
     expect(name).to_have_value("quickly-renamed")
     expect(name).to_be_hidden()
     page.evaluate(FILL_AT_ONCE)
     expect(name).to_be_visible()
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     expect(name).to_have_value("typed at once")
-    page.locator("#checkpoint-save").click()
-    expect(page.locator("#checkpoint-said")).to_contain_text("Saved")
+    page.locator("#draft-save").click()
+    expect(page.locator("#draft-said")).to_contain_text("Saved")
     expect(page.locator("#checkpoint-head h2")).to_have_text("typed at once")
 
 
