@@ -7,18 +7,19 @@ from urllib.parse import urlencode
 import gradio as gr
 
 from app.paths import PAGES
-from app.widgets.elements import QUIET
+from app.widgets.elements import QUIET, hidden
 from tracking.tables import Job
 
 GO = "(to) => { if (to && to.startsWith('/') && !to.startsWith('//')) location.href = to; }"
 
 
-def on_event_open(
-    event: Callable[..., Any], act: Callable[..., Any], inputs: Any, message: gr.HTML, target: gr.Textbox
-) -> None:
-    """On `event`, call `act(*inputs)`, which returns (error for `message`, URL for the hidden `target`), then open
-    the URL unless it is ""."""
-    event(act, inputs, [message, target], **QUIET).then(None, target, None, js=GO, api_visibility="private")
+def on_event_open(events: Any, act: Callable[..., Any], inputs: Any, message: gr.HTML) -> None:
+    """On any of `events`, call `act(*inputs)`, which returns (error for `message`, URL), then open the URL unless it
+    is ""."""
+    target = hidden()
+    for event in events if isinstance(events, list) else [events]:
+        done = event(act, inputs, [message, target], **QUIET)
+        done.then(None, target, None, js=GO, api_visibility="private")
 
 
 def model_link(page: str, base: str, checkpoint: str = "") -> str:

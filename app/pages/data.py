@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from app import arrivals, previews, visitor
 from app.links import on_event_open
 from app.views import data_view
-from app.views.generate_form import GenerateForm
+from app.views.generate_form import GenerateForm, is_for
 from app.views.import_form import ImportForm
 from app.views.manage import SMALL, build_list, note_line, row
 from app.widgets.elements import (
@@ -34,7 +34,6 @@ from app.widgets.picker import live, pager
 from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from ops.homes import names
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
 from tracking.db import reading
@@ -93,18 +92,15 @@ class BuiltInSets:
                 with gr.Row(elem_classes="sp-offer"):
                     offers.append(block(offer(built_in), elem_id=f"data-offer-{name}"))
                     buttons.append(gr.Button("Add", elem_id=f"data-add-{name}", **SMALL))
-            message, target = block(elem_id="data-said-builtin"), hidden("data-builtin-target")
+            message = block(elem_id="data-said-builtin")
         on_load(self.opened, [box, *offers])
         for name, button in zip(BUILT_IN, buttons, strict=True):
-            on_event_open(button.click, partial(self.add, name), None, message, target)
+            on_event_open(button.click, partial(self.add, name), None, message)
 
     def opened(self) -> list[Any]:
         """Open the form if there is no dataset; mark the sets that are already added."""
-        try:
-            with reading(self.settings) as session:
-                added, has_data = added_sets(session), session.scalar(select(Dataset.id).limit(1))
-        except SpeculoosError:
-            return [gr.skip()] * (1 + len(BUILT_IN))
+        with reading(self.settings) as session:
+            added, has_data = added_sets(session), session.scalar(select(Dataset.id).limit(1))
         offers = [offer(built_in, added.get(name, "")) for name, built_in in BUILT_IN.items()]
         return [gr.skip() if has_data else gr.Accordion(open=True), *offers]
 
@@ -145,7 +141,7 @@ class DataPanel:
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
         facts, distributions = data_view.details(data, names(session)), data_view.distributions(data)
         figures = [head(session, data), facts, distributions, data_view.bad_rows(data)]
-        box = gr.Accordion(visible=self.generate.is_for(data))
+        box = gr.Accordion(visible=is_for(data))
         return [*figures, *self.rows.view(session, data), box]
 
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:

@@ -13,12 +13,11 @@ from app.turns import run_again
 from app.views import evaluation_view, leaderboard
 from app.views.manage import build_list
 from app.views.matrix_form import MatrixForm, ServerForm
-from app.widgets.elements import block, hidden, notice, on_load, page_header
+from app.widgets.elements import block, notice, on_load, page_header
 from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
 from app.widgets.picker import KEEP_FOCUS
 from app.widgets.problems import show_errors
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import leaderboard as board
 from tracking.db import reading
@@ -110,23 +109,19 @@ def build_forms(settings: Settings) -> None:
     forms = (MatrixForm(settings), ServerForm(settings))
 
     def opened(request: gr.Request) -> list[Any]:
-        try:
-            with reading(settings) as session:
-                return [value for form in forms for value in form.opened(session, request.query_params)]
-        except SpeculoosError:
-            return [gr.skip()] * len(outputs)
+        with reading(settings) as session:
+            return [value for form in forms for value in form.opened(session, request.query_params)]
 
-    outputs = [output for form in forms for output in form.outputs]
-    on_load(opened, outputs)
+    on_load(opened, [output for form in forms for output in form.outputs])
 
 
 class EvaluationPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
         self.one = gr.HTML(elem_id="evaluation-one", js_on_load=KEEP_FOCUS + STEPS, apply_default_css=False)
-        message, target = block(elem_id="evaluation-steps-said"), hidden("evaluation-steps-target")
+        message = block(elem_id="evaluation-steps-said")
         self.live, self.outputs = [self.one], [message]
-        on_event_open(self.one.steps, self.show_steps, chosen, message, target)
+        on_event_open(self.one.steps, self.show_steps, chosen, message)
 
     def live_view(self, session: Session, row: Evaluation) -> list[Any]:
         return [evaluation_view.view(session, row)]

@@ -23,7 +23,6 @@ from app.widgets.elements import (
     block,
     detail_head,
     empty_state,
-    hidden,
     link_button,
     page_header,
     row_note,
@@ -122,15 +121,14 @@ def build_form(settings: Settings) -> None:
     with gr.Row(elem_classes="sp-find"):
         name = one_line("New experiment", "experiments-name", max_length=200, scale=3)
         make = gr.Button("Create", elem_id="experiments-make", **SMALL)
-    message, target = block(elem_id="experiments-said"), hidden("experiments-target")
+    message = block(elem_id="experiments-said")
 
     @show_errors("")
     def create(text: str) -> tuple[str, str]:
         with writing(settings) as session:
             return "", f"/runs/experiments?id={experiments.create(session, text or '').id}"
 
-    for event in (make.click, name.submit):
-        on_event_open(event, create, name, message, target)
+    on_event_open([make.click, name.submit], create, name, message)
 
 
 def remove(settings: Settings, job_id: str) -> None:

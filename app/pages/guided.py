@@ -53,7 +53,7 @@ class GuidedPage:
         shown = [self.experiment, self.seen, self.form, self.base, self.prompts, self.budget, self.run]
         on_load(self.open_address, shown)
         inputs = [self.base, self.prompts, self.upload, self.budget]
-        on_event_open(start.click, self.submit, inputs, message, hidden("guided-target"))
+        on_event_open(start.click, self.submit, inputs, message)
         keep_in_address({"base": self.base, "prompts": self.prompts, "budget": self.budget})
         names = {"chosen": "guided-experiment", "seen": "guided-seen"}
         on_change("guided", self.poll, [self.experiment, self.seen], [self.seen, self.run], **names)

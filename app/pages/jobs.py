@@ -29,7 +29,7 @@ from app.views import (
 from app.views.job_forms import own_kind_form
 from app.views.manage import SMALL, note_line, outcome_notice
 from app.widgets.bulk import Action, bulk_bar, compare_button, name_field
-from app.widgets.elements import QUIET, block, hidden, link_button, page_header
+from app.widgets.elements import QUIET, block, link_button, page_header
 from app.widgets.list_page import Listing
 from app.widgets.list_query import ListQuery, filtered_query
 from app.widgets.picker import live, pager
@@ -125,7 +125,6 @@ class JobPanel:
             self.retry = gr.Button("Retry", elem_id="job-retry", variant="primary", visible=False, **SMALL)
             self.clone = gr.Button("Clone", elem_id="job-clone", **SMALL)
         self.message = block(elem_id="job-action-said")
-        self.target = hidden("job-clone-target")
         with gr.Tabs(elem_id="job-tabs"):
             with gr.Tab("Charts", elem_id="job-tab-charts"):
                 charts = block(elem_id="job-charts")
@@ -144,7 +143,7 @@ class JobPanel:
             button.click(act, self.chosen, self.message, **QUIET).then(redraw, inputs, outputs, **QUIET)
         self.message.change(None, self.message, None, js=MESSAGE_TIME, api_visibility="private")
         self.head.change(None, self.message, self.message, js=STALE, api_visibility="private")
-        on_event_open(self.clone.click, self._clone, self.chosen, self.message, self.target)
+        on_event_open(self.clone.click, self._clone, self.chosen, self.message)
 
     def _act(self, action: Any, job_id: str) -> str:
         return outcome_notice(lambda: action(self.settings, job_id))

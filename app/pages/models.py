@@ -23,7 +23,6 @@ from app.widgets.elements import (
     closed_accordion,
     detail_head,
     facts,
-    hidden,
     link_button,
     notice,
     page_header,
@@ -101,11 +100,9 @@ def build_add(settings: Settings) -> None:
             name = one_line("Name (optional)", "models-new-name", info="Name shown on pages.", scale=2)
         message = block(elem_id="models-said")
         add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
-        target = hidden("models-target")
     source.change(hint, source, location, **QUIET)
     values = [source, location, name]
-    for event in (add.click, location.submit):
-        on_event_open(event, partial(add_model, settings), values, message, target)
+    on_event_open([add.click, location.submit], partial(add_model, settings), values, message)
 
 
 def hint(source: str) -> Any:

@@ -39,8 +39,8 @@ onElement("language", (choice) => choice.addEventListener("change", () => {
 
 // Writes the query of a list into the URL, without empty values (app/widgets/list_query.py).
 window.speculoos.narrow = (names, values) => setAddress({ ...Object.fromEntries(names.map((name, i) => [name, values[i] || null])), from: null });
-// Keeps the value of a form's field in the URL and removes the parameters `others` (app/widgets/elements.py).
-window.speculoos.keep = (name, value, others) => setAddress({ ...Object.fromEntries(others.map((other) => [other, null])), [name]: String(value ?? "") });
+// Keeps the value of a form's field in the URL unless it is long, and removes the parameters `others` (app/widgets/elements.py).
+window.speculoos.keep = (name, value, others) => setAddress({ ...Object.fromEntries(others.map((other) => [other, null])), [name]: String(value ?? "").length < 2000 ? String(value ?? "") : null });
 
 // Skip link: focuses the page content. The URL stays unchanged, since lists react to its changes.
 document.addEventListener("click", (event) => {

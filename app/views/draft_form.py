@@ -11,12 +11,12 @@ from app.draft_source import LAYOUTS, SOURCES, DraftForm, files_of, link_uploads
 from app.links import on_event_open
 from app.views import choices
 from app.views.manage import SMALL
-from app.widgets.elements import QUIET, block, closed_accordion, hidden, on_changes, on_load
+from app.widgets.elements import QUIET, block, closed_accordion, keep_in_address, on_changes, on_load
 from app.widgets.fields import dropdown, one_line, upload_box
 from app.widgets.problems import show_errors
 from app.widgets.review import command_box
+from app.widgets.setting_fields import entered
 from app.widgets.text import safe, tag
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
@@ -68,24 +68,25 @@ class AddDraft:
             review, message = block(elem_id="drafts-review"), block(elem_id="drafts-said")
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button("Add draft", variant="primary", elem_id="drafts-submit", **SMALL)
-            target = hidden("drafts-target")
         fields = [self.source, self.base, self.location, files, layout, name]
-        on_load(self.opened, [box, self.base])
+        self.kept = {field.elem_id: field for field in (self.source, self.base, self.location, layout, name)}
+        keep_in_address(self.kept)
+        on_load(self.opened, [box, files, *self.kept.values()])
         self.source.change(hint, self.source, [self.location, files], **QUIET)
         on_changes(fields, self.look, review)
-        for event in (start.click, self.location.submit):
-            on_event_open(event, self.add, fields, message, target)
+        on_event_open([start.click, self.location.submit], self.add, fields, message)
 
     def opened(self, request: gr.Request) -> list[Any]:
-        """Choices of bases; opened and prefilled for `?base=`."""
-        wanted = request.query_params.get("base")
-        try:
-            with reading(self.settings) as session:
-                bases = choices.bases(session)
-        except SpeculoosError:
-            return [gr.skip()] * 2
-        box = gr.skip() if wanted is None else gr.Accordion(open=True)
-        return [box, gr.Dropdown(bases, value=choices.valid_choice(bases, wanted))]
+        """The form as the URL holds it, then opened; `?base=` chooses a base model."""
+        query = request.query_params
+        known = entered(self.kept, query)
+        with reading(self.settings) as session:
+            bases = choices.bases(session)
+        box = gr.Accordion(open=True) if known or "base" in query else gr.skip()
+        base = choices.valid_choice(bases, known.get("drafts-base") or query.get("base"))
+        files = gr.File(visible=known.get("drafts-source") == "Upload")
+        values = {name: known.get(name, gr.skip()) for name in self.kept}
+        return [box, files, *(values | {"drafts-base": gr.Dropdown(bases, value=base)}).values()]
 
     @show_errors(tone="warn")
     def look(self, *values: Any) -> str:

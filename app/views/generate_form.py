@@ -16,13 +16,12 @@ from speculoos.settings import Settings
 from tracking.tables import Dataset, Job
 from workers.jobs.requests import GenerateData, from_json
 
-ELEMENTS = {"max_tokens": "tokens", "system_prompt": "system", "batch_size": "batch", "max_minutes": "minutes"}
-ELEMENTS |= {"hidden_states_store": "store"}
-"""Element ids of controls that differ from the field name."""
+MAIN = ("endpoint_model", "limit", "max_tokens", "system_prompt", "api")
+"""Fields that do not stand under “More settings” with the others."""
 
 
 def elem_id(name: str) -> str:
-    return f"generate-{ELEMENTS.get(name, name.replace('_', '-'))}"
+    return f"generate-{name.replace('_', '-')}"
 
 
 class GenerateForm:
@@ -30,46 +29,27 @@ class GenerateForm:
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
-        self.fields: dict[str, Any] = {}
+        options = GenerateData.options()
         with gr.Accordion("Generate responses", open=True, elem_id="generate", visible=False) as self.box:
-            self._build_main()
+            with gr.Row():
+                info = "A base model, or an endpoint of settings.toml."
+                who = dropdown([], label="Model or endpoint", info=info, elem_id="generate-who")
+                model = setting_control(options["endpoint_model"], elem_id("endpoint_model"), visible=False)
+                limit, tokens = (setting_control(options[name], elem_id(name)) for name in MAIN[1:3])
+            system = setting_control(options["system_prompt"], elem_id("system_prompt"), max_lines=6, max_length=20_000)
             with closed_accordion("More settings", elem_id="generate-more"):
-                self._build_more()
-            fields = {"source_id": chosen, **self.fields}
+                with gr.Row():
+                    info = "If set, exact token ids are requested."
+                    label = "Base model that the endpoint serves"
+                    served = dropdown([], label=label, info=info, elem_id="generate-served", visible=False)
+                    api = setting_control(options["api"], elem_id("api"), visible=False)
+                more = setting_rows((options[name] for name in GENERATE_FIELDS if name not in MAIN), elem_id)
+            fields = {"source_id": chosen, "who": who, "served": served}
+            fields |= dict(zip(MAIN, (model, limit, tokens, system, api), strict=True)) | more
             self.form = JobForm(settings, "generate", "Start generating", fields, generate_request, named=True)
         self.form.keep()
         self.outputs = self.form.outputs
-        only_endpoints = [self.fields[name] for name in ("endpoint_model", "served", "api")]
-        self.fields["who"].change(_endpoint_controls, self.fields["who"], only_endpoints, **QUIET)
-
-    def _build_main(self) -> None:
-        with gr.Row():
-            self.fields["who"] = dropdown(
-                [],
-                label="Model or endpoint",
-                info="A base model, or an endpoint of settings.toml.",
-                elem_id="generate-who",
-            )
-            self._control("endpoint_model", visible=False)
-            self._control("limit")
-            self._control("max_tokens")
-        self._control("system_prompt", max_lines=6, max_length=20_000)
-
-    def _build_more(self) -> None:
-        with gr.Row():
-            self.fields["served"] = dropdown(
-                [],
-                label="Base model that the endpoint serves",
-                info="If set, exact token ids are requested.",
-                elem_id="generate-served",
-                visible=False,
-            )
-            self._control("api", visible=False)
-        options = GenerateData.options()
-        self.fields |= setting_rows((options[name] for name in GENERATE_FIELDS if name not in self.fields), elem_id)
-
-    def _control(self, name: str, **options: Any) -> None:
-        self.fields[name] = setting_control(GenerateData.options()[name], elem_id(name), **options)
+        who.change(_endpoint_controls, who, [model, served, api], **QUIET)
 
     def follow(self, shown: gr.HTML) -> None:
         """Update the review when the facts of the dataset change, e.g. when its rows become available."""
@@ -79,17 +59,19 @@ class GenerateForm:
         """The review; no change before the form is filled in, which updates the review itself."""
         return self.form.review_now(name, data_id, who, *values) if who else gr.skip()
 
-    def is_for(self, data: Dataset) -> bool:
-        return data.kind == "prompts" and data.state != "failed"
-
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs`; those of the job in `?clone=`."""
-        if data is None or not self.is_for(data):
+        if data is None or not is_for(data):
             return [gr.skip()] * len(self.outputs)
         values = {"source_id": data.id, "who": query.get("base"), **_cloned(session, query.get("clone", ""))}
         bases = [("–", ""), *choices.bases(session)]
         dropdowns = {"who": choices.response_models(session, self.settings), "served": bases}
         return self.form.fill(query, values, dropdowns, review=True)
+
+
+def is_for(data: Dataset) -> bool:
+    """Whether responses to its rows can be generated."""
+    return data.kind == "prompts" and data.state != "failed"
 
 
 def _cloned(session: Session, job_id: str) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from app.links import on_event_open
 from app.views import choices
 from app.views.data_view import plain_row
 from app.views.manage import SMALL
-from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_typing
+from app.widgets.elements import QUIET, block, closed_accordion, keep_in_address, notice, on_load, on_typing
 from app.widgets.fields import dropdown, one_line, upload_box
 from app.widgets.problems import show_errors
+from app.widgets.setting_fields import entered
 from app.widgets.text import safe, tag
 from models.hub_data import beginning, look_up
 from speculoos.errors import BadInput
@@ -44,7 +45,7 @@ FIELDS = {"prompt": "Column of the prompt", "answer": "Column of the response", 
 class ImportForm:
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Import a file or Hub dataset", elem_id="data-import"):
+        with closed_accordion("Import a file or Hub dataset", elem_id="data-import") as box:
             block(tag("p", safe(f"Formats: {SHAPES}. Max {settings.max_upload_mb} MB."), class_="sp-lead"))
             with gr.Row():
                 upload = upload_box(label="File", file_types=TYPES, elem_id="data-upload", height=230)
@@ -70,24 +71,41 @@ class ImportForm:
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button("Import", variant="primary", elem_id="data-submit", **SMALL)
                 first = gr.Button("Preview rows", elem_id="data-first", **SMALL)
-            target = hidden("data-target")
         source = [upload, path, hub, kind, *fields]
         seen = [message, mapping, *fields]
-        kind.change(self.chosen, kind, [base, suite, mapping], **QUIET)
+        chosen = [base, suite, mapping]
+        kind.input(self.chosen, kind, chosen, **QUIET)
         gr.on([first.click, path.submit, hub.submit], self.first_rows, source, seen, **QUIET)
         upload.upload(self.first_rows, source, seen, **QUIET)
         on_typing((kind, *fields), self.first_again, source, message)
         form = [upload, path, limit, name, kind, base, hub, suite, *fields]
-        on_event_open(start.click, self.submitted, form, message, target)
+        on_event_open(start.click, self.submitted, form, message)
+        self.kept = {field.elem_id: field for field in (path, hub, name, limit, kind)}
+        self.columns = [field.elem_id for field in fields]
+        keep_in_address({field.elem_id: field for field in (*self.kept.values(), base, suite, *fields)})
+        on_load(self.opened, [box, *self.kept.values(), *chosen, *fields])
 
-    def chosen(self, kind: str) -> tuple[Any, Any, Any]:
+    def opened(self, request: gr.Request) -> list[Any]:
+        """The form as the URL holds it, then opened."""
+        query = request.query_params
+        known = entered(self.kept, query)
+        box = gr.Accordion(open=True) if known else gr.skip()
+        values = [known.get(name, gr.skip()) for name in self.kept]
+        kind, columns = known.get("data-kind", PROMPTS_ONLY), [query.get(name, "") for name in self.columns]
+        base, suite, mapping = self.chosen(kind, query.get("data-answered-by", ""), query.get("data-suite", ""))
+        mapping = gr.Row(visible=True) if any(columns) else mapping
+        fields = [gr.Dropdown([(RECOGNIZED, ""), (name, name)], value=name) if name else gr.skip() for name in columns]
+        return [box, *values, base, suite, mapping, *fields]
+
+    def chosen(self, kind: str, base_id: str = "", suite: str = "") -> tuple[Any, Any, Any]:
         """Dropdowns of base models (if responses are kept) and suites; the columns of a suite cannot be mapped."""
         mapping, base = gr.Row(visible=False) if kind == SUITE else gr.skip(), gr.Dropdown(visible=False)
         if kind == ANSWERED:
             with reading(self.settings) as session:
                 options = choices.bases(session)
-            base = gr.Dropdown(options, value=choices.valid_choice(options), visible=True)
-        return base, gr.Dropdown(visible=kind == SUITE), mapping
+            base = gr.Dropdown(options, value=choices.valid_choice(options, base_id), visible=True)
+        value = {"value": suite} if suite in SUITES else {}
+        return base, gr.Dropdown(visible=kind == SUITE, **value), mapping
 
     @show_errors(*[gr.skip()] * (1 + len(FIELDS)), tone="warn")
     def first_rows(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> list[Any]:

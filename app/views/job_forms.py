@@ -10,7 +10,7 @@ from app import visitor
 from app.links import on_event_open
 from app.views.choices import Choices, valid_choice, valid_choices
 from app.views.manage import SMALL
-from app.widgets.elements import HIDDEN, block, closed_accordion, hidden, keep_in_address, on_typing
+from app.widgets.elements import HIDDEN, block, closed_accordion, keep_in_address, on_typing
 from app.widgets.fields import one_line
 from app.widgets.problems import show_errors
 from app.widgets.review import review
@@ -48,7 +48,7 @@ class JobForm:
         shown = {name: field for name, field in fields.items() if HIDDEN not in field.elem_classes}
         self.shown, self.outputs = shown, [*shown.values(), self.name, self.review, self.message]
         on_typing(self.inputs, self.review_now, self.inputs, self.review)
-        on_event_open(start.click, self.submit, self.inputs, self.message, hidden(f"{prefix}-target"))
+        on_event_open(start.click, self.submit, self.inputs, self.message)
 
     def keep(self) -> None:
         """Keep the form in the URL, for `fill`."""
@@ -59,11 +59,7 @@ class JobForm:
         return any(field.elem_id in query for field in self.shown.values())
 
     def fill(
-        self,
-        query: Mapping[str, str],
-        values: Mapping[str, Any],
-        choices: Mapping[str, Choices],
-        reviewed: bool = False,
+        self, query: Mapping[str, str], values: Mapping[str, Any], choices: Mapping[str, Choices], review: bool = False
     ) -> list[Any]:
         """Values of `outputs`: those in the URL, otherwise `values`, otherwise the controls' own. `choices`: those of
         dropdowns. With the review if `review` is true or the URL holds a value."""

@@ -24,7 +24,7 @@ def block(html: str = "", **options) -> gr.HTML:
     return gr.HTML(html, apply_default_css=False, **options)
 
 
-def hidden(elem_id: str) -> gr.Textbox:
+def hidden(elem_id: str | None = None) -> gr.Textbox:
     """A hidden text of a page, such as the open row's id. The style sheet hides it: Gradio's `visible="hidden"` is lost
     when the surrounding column is shown again."""
     return gr.Textbox(elem_id=elem_id, elem_classes=HIDDEN, container=False, show_label=False)
