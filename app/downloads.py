@@ -7,11 +7,11 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response, StreamingResponse
-from sqlalchemy.orm import Session
 
 from app.arrivals import files_of
 from app.pages import experiments
 from app.views import leaderboard
+from app.views.manage import row as find_row
 from formats import OWN
 from formats.store import StoredExport, checkpoint_state, exports_folder, fetch_export, store_export, stored_exports
 from models import archive, data_export
@@ -19,6 +19,7 @@ from models.archive import archive_name
 from models.starter import STARTER_HEAD
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import Conflict, NotFound
+from speculoos.files import portable_name
 from speculoos.redaction import known_secrets
 from speculoos.settings import Settings
 from speculoos.store import open_store
@@ -75,27 +76,28 @@ def routes(settings: Settings) -> APIRouter:
     @router.get("/experiments/{experiment_id}.csv")
     def experiment_csv(experiment_id: str) -> Response:
         with reading(settings) as session:
-            row = experiment_row(session, experiment_id)
+            row = find_row(session, Experiment, "experiment", experiment_id)
             text = experiments.as_csv(session, row, settings.home, known_secrets(settings))
-            return as_csv_file(text, f"{file_name(row)}.csv")
+            return as_csv_file(text, f"{portable_name(row.name.lower()) or 'experiment'}.csv")
 
     return router
 
 
 def dataset_files(settings: Settings, dataset_id: str) -> tuple[Path, str]:
-    """The dataset's folder, checked to be in the home folder, and the name of its file.
-
-    Raises NotFound for an unknown id or missing files, Conflict for an unfinished dataset.
-    """
+    """The dataset's folder and the name of its file. Raises NotFound for an unknown id or missing files, Conflict for
+    an unfinished dataset."""
     with reading(settings) as session:
-        data = session.get(Dataset, dataset_id)
-        if data is None:
-            raise NotFound("This dataset does not exist: it was deleted, or the URL is wrong.")
+        data = find_row(session, Dataset, "dataset", dataset_id)
         must_be_ready(data)
-    folder = Path(files_of(settings).local(data)).resolve()
-    if not folder.is_relative_to((settings.home / "datasets").resolve()):
-        raise NotFound(f"The files of “{data.name}” are outside the home folder and cannot be downloaded.")
-    return folder, data_export.file_name(data.name)
+    return local_folder(settings, data, settings.home / "datasets"), data_export.file_name(data.name)
+
+
+def local_folder(settings: Settings, row: Dataset | Checkpoint, *roots: Path) -> Path:
+    """The folder of a row's files. Raises NotFound if they are missing or outside of `roots`."""
+    folder = Path(files_of(settings).local(row)).resolve()
+    if any(folder.is_relative_to(root.resolve()) for root in roots):
+        return folder
+    raise NotFound(f"The files of “{row.name}” are outside the home folder and cannot be downloaded.")
 
 
 def own_zip(exports: Path, folder: Path, source: str) -> StoredExport:
@@ -104,21 +106,14 @@ def own_zip(exports: Path, folder: Path, source: str) -> StoredExport:
 
 
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:
-    """The checkpoint's folder, checked to be in the home folder or the installed starter head, and the zip's file name.
-
-    Raises NotFound for an unknown id or missing files, Conflict for an unfinished checkpoint, Damaged if its checksums
-    do not match.
-    """
+    """The checkpoint's folder and the zip's file name. Raises NotFound for an unknown id or missing files, Conflict for
+    an unfinished checkpoint, Damaged if its checksums do not match."""
     with reading(settings) as session:
-        checkpoint = session.get(Checkpoint, checkpoint_id)
-        if checkpoint is None:
-            raise NotFound("This draft does not exist: it was deleted, or the URL is wrong.")
+        checkpoint = find_row(session, Checkpoint, "draft", checkpoint_id)
         base = session.get_one(Base, checkpoint.base_id)
     if checkpoint.state != "ready":
         raise Conflict(f"The draft “{checkpoint.name}” is not finished; wait for its job.")
-    folder = Path(files_of(settings).local(checkpoint)).resolve()
-    if not any(folder.is_relative_to(root) for root in ((settings.home / "checkpoints").resolve(), STARTER_HEAD)):
-        raise NotFound(f"The files of “{checkpoint.name}” are outside the home folder and cannot be downloaded.")
+    folder = local_folder(settings, checkpoint, settings.home / "checkpoints", STARTER_HEAD)
     archive.check_checkpoint_files(folder, checkpoint.name, checkpoint.sha256, ChecksumCache.of(settings))
     return folder, archive_name(base.name, checkpoint.name)
 
@@ -127,17 +122,3 @@ def as_csv_file(text: str, name: str) -> Response:
     """CSV that spreadsheets read as UTF-8, saved as a file and not cached."""
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return Response(text.encode("utf-8-sig"), media_type="text/csv; charset=utf-8", headers=headers)
-
-
-def experiment_row(session: Session, experiment_id: str) -> Experiment:
-    """The row. Raises NotFound."""
-    row = session.get(Experiment, experiment_id[:64])
-    if row is None:
-        raise NotFound("This experiment does not exist: it was deleted, or the URL is wrong.")
-    return row
-
-
-def file_name(row: Experiment) -> str:
-    """The experiment's name reduced to letters, digits and dashes, which are safe in a header."""
-    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in row.name.lower())
-    return "-".join(filter(None, plain.split("-"))) or "experiment"

@@ -3,6 +3,7 @@
 A reference is a name or an id. A model's name is `base` or `base@checkpoint`.
 """
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Select, select
@@ -64,6 +65,13 @@ def ensure_experiment(session: Session, name: str) -> Experiment:
         session.add(experiment)
         session.flush()
         return experiment
+
+
+def names(session: Session, ids: Iterable[str | None]) -> dict[str, str]:
+    """Name of the bases, datasets and checkpoints with these ids, by id."""
+    known = {*ids} - {None, ""}
+    found = (select(table.id, table.name).where(table.id.in_(known)) for table in (Base, Dataset, Checkpoint))
+    return {row_id: name for query in found for row_id, name in session.execute(query)} if known else {}
 
 
 def model_name(session: Session, base_id: str, checkpoint_id: str | None = None) -> str:

@@ -13,6 +13,7 @@ from app.links import on_event_open
 from app.views import data_view
 from app.views.generate_form import GenerateForm, is_for
 from app.views.import_form import ImportForm
+from app.views.job_view import making
 from app.views.manage import SMALL, build_list, note_line, row
 from app.widgets.elements import (
     QUIET,
@@ -149,9 +150,8 @@ class DataPanel:
 
 
 def head(session: Session, data: Dataset) -> str:
-    job = session.get(Job, data.job_id) if data.job_id else None
-    waits = listing.Queues(session).waits_for(job) if job else ""
-    parts = [data_view.title(data), note_line(data), data_view.state(data, job, waits), next_step(data)]
+    job = session.get(Job, data.job_id or "")
+    parts = [data_view.title(data), note_line(data), data_view.state(data, job, making(session, job)), next_step(data)]
     return tag("div", "".join(parts), class_="sp-stack", data_state=data.state)
 
 

@@ -83,13 +83,15 @@ def build(settings: Settings) -> None:
     forms = partial(map, partial(own_kind_form, settings), custom_kinds())
     listed = manage.build_list(settings, JOBS, JobPanel, lambda settings: [*forms()])
     listed.panel.wire(*listed.again)
-    listed.on_bulk(
-        {
-            "cancel": Action("Stop requested", lambda job_id: cancel(settings, job_id)),
-            "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
-            "add": Action("Added to the experiment", lambda job_id, name: add(settings, job_id, name), named=True),
-        }
-    )
+    listed.on_bulk(actions(settings))
+
+
+def actions(settings: Settings) -> dict[str, Action]:
+    return {
+        "cancel": Action("Stop requested", lambda job_id: cancel(settings, job_id)),
+        "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
+        "add": Action("Added to the experiment", lambda job_id, name: add(settings, job_id, name), named=True),
+    }
 
 
 def add(settings: Settings, job_id: str, name: str) -> None:

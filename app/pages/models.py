@@ -12,8 +12,9 @@ from app.forms import SOURCES, fetch_request
 from app.links import model_link, on_event_open
 from app.paths import PAGES
 from app.views import checkpoint_rows, export_rows
+from app.views.data_view import state_badge
 from app.views.job_forms import JobForm
-from app.views.job_view import banner, job_line, progress
+from app.views.job_view import making
 from app.views.manage import SMALL, build_list, note_line
 from app.views.plan_view import PlanForm
 from app.widgets.elements import (
@@ -38,32 +39,23 @@ from app.widgets.setting_fields import setting_control
 from app.widgets.text import safe, tag
 from ops.starter import ensure_starter
 from speculoos.settings import Settings
-from tracking import listing, queries
+from tracking import queries
 from tracking.db import writing
 from tracking.paging import page as page_of
 from tracking.tables import Base, Job
 from workers.jobs.requests import Quantize
 from workers.jobs.submit import submit
 
-SOURCE_WORDS = {
-    **{"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"},
-    "quantized": "quantized here",
-}
-STATE_BADGES = {"pending": ("In progress", "info"), "failed": ("Failed", "bad"), "ready": ("Ready", "good")}
+SOURCE_WORDS = {"folder": "local folder", "gguf": "GGUF file", "quantized": "quantized here"}
+"""Source of a model → its name, if it is another."""
 DRAFTS_LISTED, DRAFTS_SHOWN = 5, 50
 """Maximum number of drafts of a model in the list and on its page."""
 NO_DRAFTS = "No drafts yet. "
 QUANTIZE = "Creates a base model with rounded weights, for serving. Its drafts need its own responses."
 HINTS = {
     "Hub id": ("owner/name", "From the Hugging Face Hub; gated models need a token: see Settings."),
-    "Local folder": (
-        "/path/to/folder",
-        "A folder on this server with config.json, weights and tokenizer.",
-    ),
-    "GGUF file": (
-        "/path/to/model.gguf",
-        "Converted once to safetensors.",
-    ),
+    "Local folder": ("/path/to/folder", "A folder on this server with config.json, weights and tokenizer."),
+    "GGUF file": ("/path/to/model.gguf", "Converted once to safetensors."),
     "Starter model": ("", "SmolLM2-135M-Instruct, included in the installation."),
 }
 
@@ -139,9 +131,7 @@ class ModelPanel:
         self.outputs = [*self.plan.outputs, self.quantize]
 
     def live_view(self, session: Session, base: Base) -> list[Any]:
-        job = session.get(Job, base.job_id) if base.job_id else None
-        waits = listing.Queues(session).waits_for(job) if job else ""
-        parts = [title(base), note_line(base), state(base, job, waits), uses(base)]
+        parts = [detail_head(base.name, state_badge(base)), note_line(base), state(session, base), uses(base)]
         head = tag("div", "".join(parts), class_="sp-stack", data_state=base.state)
         supported = methods(base) or tag("p", "Known after the download.", class_="sp-lead")
         drafts = checkpoint_rows.drafts_of(session, [base.id], DRAFTS_SHOWN).get(base.id)
@@ -154,7 +144,7 @@ class ModelPanel:
 
 def card(base: Base, drafts: str) -> str:
     """A model of the list with the table of its `drafts`."""
-    marks = badge(*STATE_BADGES.get(base.state, (base.state, ""))) + badge(SOURCE_WORDS.get(base.source, base.source))
+    marks = state_badge(base) + badge(SOURCE_WORDS.get(base.source, base.source))
     name = pick("models", base.id, safe(base.name), class_="sp-card-title") + tag("span", marks)
     lines = tag("div", name, class_="sp-detail-head") + tag("div", safe(line(base)), class_="sp-card-line")
     if base.note:
@@ -175,15 +165,12 @@ def line(base: Base) -> str:
     return " · ".join(p for p in (*parts, card.get("quantization") or card.get("dtype")) if p) or base.location
 
 
-def title(base: Base) -> str:
-    return detail_head(base.name, badge(*STATE_BADGES.get(base.state, (base.state, ""))))
-
-
-def state(base: Base, job: Job | None, waits_for: str) -> str:
+def state(session: Session, base: Base) -> str:
     """Progress or error of the job that makes the model; "" for a ready model."""
-    if base.state == "ready" or job is None:
-        return "" if base.state == "ready" else notice("This model could not be added. Add it again.", "bad")
-    return progress(job) + banner(job, waits_for) + job_line(job)
+    if base.state == "ready":
+        return ""
+    job = session.get(Job, base.job_id or "")
+    return making(session, job) or notice("This model could not be added. Add it again.", "bad")
 
 
 def uses(base: Base) -> str:

@@ -69,10 +69,7 @@ class StoragePage:
     def build(self) -> None:
         seen, overview = hidden("storage-seen"), block(elem_id="storage-overview")
         parts = block(elem_id="storage-parts")
-        section(
-            "Cleanup",
-            "Runs every hour by the retention rules on Settings.",
-        )
+        section("Cleanup", "Runs every hour by the retention rules on Settings.")
         last_round = block(elem_id="storage-round")
         message = block(elem_id="storage-chore")
         with gr.Row(elem_classes="sp-buttons"):
@@ -115,7 +112,7 @@ class StoragePage:
     def signature(self) -> str:
         """Changes when a measurement ends or the notice of a task changes."""
         last = self.surveys.last
-        return f"{last.at.isoformat() if last else ''}|{self.surveys.problem}|{hash(self.chore.message)}"
+        return f"{last.at if last else ''}|{self.surveys.problem}|{hash(self.chore.message)}"
 
     @show_errors()
     def round_html(self) -> str:
@@ -134,8 +131,9 @@ class StoragePage:
         return self._remove(retention.clean, "Cleaning up. You can close this page …", "Nothing to delete.")
 
     def sweep(self) -> tuple[str, Any]:
-        words = self._remove(retention.sweep, "Deleting leftovers …", "There are no leftovers.")
-        return words, gr.Column(visible=False)
+        return self._remove(retention.sweep, "Deleting leftovers …", "There are no leftovers."), gr.Column(
+            visible=False
+        )
 
     def _remove(self, action: Callable[[Settings], Any], what: str, nothing: str) -> str:
         """Run `action` in the background, then measure again."""
@@ -155,11 +153,10 @@ class StoragePage:
 
 
 def overview_tiles(survey: Survey) -> str:
-    free = survey.disk_free / survey.disk_total if survey.disk_total else 1.0
-    share = f"of {size(survey.disk_total)}"
+    full = " · almost full" if survey.disk_free < 0.05 * survey.disk_total else ""
     return tiles(
         [
-            ("Free on the disk", size(survey.disk_free), f"{share} · almost full" if free < 0.05 else share),
+            ("Free on the disk", size(survey.disk_free), f"of {size(survey.disk_total)}{full}"),
             ("Used by the home folder", size(survey.used), f"measured {ago(survey.at)}"),
             ("Training states", size(sum(item.states for item in survey.things)), "part of the drafts"),
             ("Leftovers", size(survey.parts["leftovers"]), "files not in use"),
@@ -218,26 +215,21 @@ def rows_table(survey: Survey) -> str:
         link = tag("a", safe(item.name), href=f"{PAGES[page]}?id={item.id}", class_="sp-row-name")
         weight = "outside the home folder" if item.outside else size(item.bytes)
         rows.append([link, *map(safe, (kind, weight, size(item.states) if item.states else "–"))])
-    total = len(survey.things)
     columns = ["Name", "Kind", "Size", "Training states"]
-    html = table(columns, rows, "Largest items", wide_first=True, named=columns[1:])
-    return html + (_more(f"The {SHOWN} largest of {total} are shown.") if total > SHOWN else "")
+    count = f"The {SHOWN} largest of {len(survey.things)}" if len(survey.things) > SHOWN else ""
+    return table(columns, rows, "Largest items", True, columns[1:], count=count)
 
 
 def leftovers(items: Sequence[Leftover], home: str) -> str:
     if not items:
         return tag("p", "No leftovers: every file in the home folder is in use.", class_="sp-lead")
-    rows = [
-        [safe(str(item.path).removeprefix(home + "/")), safe(size(item.bytes)), safe(ago(item.changed))]
-        for item in items[:SHOWN_LEFTOVERS]
-    ]
+    rows = []
+    for item in items[:SHOWN_LEFTOVERS]:
+        words = (str(item.path).removeprefix(home + "/"), size(item.bytes), ago(item.changed))
+        rows.append([*map(safe, words)])
     columns = ["Path", "Size", "Last changed"]
-    html = table(columns, rows, "Leftovers", wide_first=True, named=columns[1:])
-    return html + (_more(f"And {len(items) - len(rows)} more.") if len(items) > len(rows) else "")
-
-
-def _more(words: str) -> str:
-    return tag("p", safe(words), class_="sp-lead")
+    count = f"The {len(rows)} largest of {len(items)}" if len(items) > len(rows) else ""
+    return table(columns, rows, "Leftovers", True, columns[1:], count=count)
 
 
 def last_cleanup(row: Preference | None) -> str:

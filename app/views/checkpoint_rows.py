@@ -11,7 +11,7 @@ from app.links import model_link
 from app.paths import PAGES
 from app.views import export_rows
 from app.widgets.bulk import bulk_bar, row_checkbox
-from app.widgets.elements import badge, detail_head, facts, link_button, notice, tiles
+from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
 from app.widgets.list_page import signature_of
 from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
@@ -50,30 +50,19 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
             "/runs/new",
             "Train a draft",
         )
-    names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
+    ids = [row_id for c in shown.rows for row_id in (c.base_id, c.dataset_id)]
+    names, measured = queries.names(session, ids), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
     listed = table(COLUMNS, cells, "Drafts", named=COLUMNS[1:], count=shown.words("draft"))
     return bulk_bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, list_query)
 
 
-def names_of(session: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
-    """id → name of the base models and datasets of `checkpoints`."""
-    sources = ((Base, {c.base_id for c in checkpoints}), (Dataset, {c.dataset_id for c in checkpoints}))
-    queries = (select(table.id, table.name).where(table.id.in_(ids - {None})) for table, ids in sources)
-    return {row_id: name for query in queries for row_id, name in session.execute(query)}
-
-
 def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     """checkpoint id → result of its last evaluation, among those at default settings: greedy, with the checkpoint's own
     tree, on the local engine. Replays do not count: they measure no speed."""
-    defaults = (
-        Evaluation.temperature == 0,
-        Evaluation.tree == "",
-        Evaluation.source == "",
-        Evaluation.matrix_id.is_(None),
-    )
-    of_these = Evaluation.checkpoint_id.in_(checkpoint_ids)
-    query = select(Evaluation).where(of_these, *defaults).order_by(Evaluation.created_at)
+    defaults = {"temperature": 0, "tree": "", "source": "", "matrix_id": None}
+    query = select(Evaluation).filter_by(**defaults).where(Evaluation.checkpoint_id.in_(checkpoint_ids))
+    query = query.order_by(Evaluation.created_at)
     return {e.checkpoint_id: e.result for e in session.scalars(query) if e.result and not is_replay(e.result)}
 
 
@@ -197,9 +186,8 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
     if checkpoint.state == "failed":
         return notice("Not finished. Retry its job, or delete this draft.", "bad")
     if base and checkpoint.base_sha256 and checkpoint.base_sha256 != base.weights_sha256:
-        return notice(
-            f"The weights of {base.name} have changed since this was trained; fewer tokens will be accepted.", "warn"
-        )
+        words = f"The weights of {base.name} have changed since this was trained; fewer tokens will be accepted."
+        return notice(words, "warn")
     return notice(PLAIN_IS_FASTER, "warn") if plain_is_faster(checkpoint) else ""
 
 
@@ -332,7 +320,7 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
 
 
 def _small(words: str) -> str:
-    return tag("div", safe(words), class_="sp-row-note") if words else ""
+    return tag("div", row_note(words)) if words else ""
 
 
 def _link(to: str, text: str) -> str:

@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.views.job_view import banner, job_line, progress
+from app.views.job_view import banner, job_line
 from app.widgets.charts import line_chart
 from app.widgets.elements import badge, detail_head, empty_state, facts, notice, row_note
 from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
 from app.widgets.text import safe, tag
 from speculoos.suites import suite_title as title_of_suite
-from tracking.tables import Dataset, Job
+from tracking.tables import Base, Dataset, Job
 
 KINDS = {"prompts": "Prompts", "conversations": "Conversations"}
-STATES = {"pending": ("Being created", "info"), "failed": ("Failed", "bad"), "ready": ("Ready", "good")}
+STATES = {"pending": ("In progress", "info"), "failed": ("Failed", "bad"), "ready": ("Ready", "good")}
 SHOWN_BAD = 50
 COLUMNS = ["Dataset", "Kind", "Rows", "State", "Created"]
 
@@ -21,8 +21,7 @@ COLUMNS = ["Dataset", "Kind", "Rows", "State", "Created"]
 def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
     rows = []
     for data in datasets:
-        note = row_note(data.note) if data.note else ""
-        name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
+        name = pick("data", data.id, safe(data.name), class_="sp-row-name") + row_note(data.note)
         number = f"{data.rows:,}" + (f" ({data.bad_rows:,} skipped)" if data.bad_rows else "") if data.rows else "–"
         kind, made = safe(KINDS.get(data.kind, data.kind)), row_note(ago(data.created_at))
         rows.append([name, kind, safe(number), state_badge(data), made])
@@ -35,24 +34,24 @@ def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
     )
 
 
-def state_badge(data: Dataset) -> str:
-    return badge(*STATES.get(data.state, (data.state, "")))
+def state_badge(row: Base | Dataset) -> str:
+    return badge(*STATES.get(row.state, (row.state, "")))
 
 
 def title(data: Dataset) -> str:
     return detail_head(data.name, state_badge(data) + row_note(KINDS.get(data.kind, data.kind)))
 
 
-def state(data: Dataset, job: Job | None, waits_for: str) -> str:
-    if data.state == "ready":
-        complete = (data.report or {}).get("complete", True)
-        html = ("" if complete else notice(CUT_SHORT, "info")) + _truncation_warning(data)
-        if job is None or job.state not in (("FAILED", "CANCELLED") if complete else ("FAILED",)):
-            return html
-        return html + notice(AS_BEFORE, "warn") + banner(job) + job_line(job)
-    if job is None:
-        return notice("This dataset was not finished and its job was deleted; create it again.", "bad")
-    return progress(job) + banner(job, waits_for) + job_line(job)
+def state(data: Dataset, job: Job | None, progress: str) -> str:
+    """`progress` of the job that makes the dataset, or what to know about its rows."""
+    if data.state != "ready":
+        gone = "This dataset was not finished and its job was deleted; create it again."
+        return progress or notice(gone, "bad")
+    complete = (data.report or {}).get("complete", True)
+    html = ("" if complete else notice(CUT_SHORT, "info")) + _truncation_warning(data)
+    if job is None or job.state not in (("FAILED", "CANCELLED") if complete else ("FAILED",)):
+        return html
+    return html + notice(AS_BEFORE, "warn") + banner(job) + job_line(job)
 
 
 def _truncation_warning(data: Dataset) -> str:
@@ -77,20 +76,19 @@ CUT_SHORT = "Stopped before all responses were generated; the finished rows can 
 
 def details(data: Dataset, names: Mapping[str, str]) -> str:
     report, config = data.report or {}, data.config or {}
-    speed = report.get("tokens_per_second")
+    speed, tokens = report.get("tokens_per_second"), report.get("answer_tokens", report.get("tokens"))
     temperature = ", ".join(map(str, config.get("temperatures") or ())) or config.get("temperature")
     return facts(
         [
             ("Suite", title_of_suite(config.get("suite") or "")),
             ("Rows", f"{data.rows:,}" if data.rows else ""),
             ("Skipped rows", f"{data.bad_rows:,}" if data.bad_rows else ""),
-            ("Turns", _turns(report.get("turns"))),
-            ("Response tokens", _count(report.get("answer_tokens", report.get("tokens")))),
+            ("Turns", _by_kind(report.get("turns"))),
+            ("Response tokens", f"{tokens:,}" if isinstance(tokens, int) else ""),
             ("Mean row length", _mean(report, data.rows)),
             ("Truncated responses", _cut(report)),
             ("Skip reasons", _by_kind(report.get("left_out"))),
             ("Labels", _by_kind(report.get("labels"))),
-            ("Mask source", ", ".join(MASKS.get(k, k) for k in report.get("mask_sources") or {})),
             ("Duration", duration(report["seconds"]) if report.get("seconds") else ""),
             ("Speed", f"{speed:.0f} tokens/s" if speed else ""),
             ("Response model", config.get("endpoint") or names.get(data.base_id or "", "")),
@@ -105,13 +103,6 @@ def details(data: Dataset, names: Mapping[str, str]) -> str:
     )
 
 
-MASKS = {"tokens": "tokens", "marks": "the template's marks", "prefixes": "the rendered texts"}
-
-
-def _count(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else ""
-
-
 def _by_kind(counts: Any) -> str:
     """`{"exact": 90, "cut": 4}` → "exact: 90, cut: 4"."""
     return ", ".join(f"{kind}: {count:,}" for kind, count in counts.items()) if isinstance(counts, dict) else ""
@@ -119,9 +110,9 @@ def _by_kind(counts: Any) -> str:
 
 def cut_answers(report: Mapping[str, Any]) -> tuple[int, int]:
     """(number of responses truncated by a limit, number of responses); 0 if unknown."""
-    count, finish = report.get("cut_answers"), report.get("finish")
-    count = finish.get("length", 0) if isinstance(finish, dict) else count
-    total = sum(finish.values()) if isinstance(finish, dict) else report.get("rows")
+    count, total, finish = report.get("cut_answers"), report.get("rows"), report.get("finish")
+    if isinstance(finish, dict):
+        count, total = finish.get("length", 0), sum(finish.values())
     return count if isinstance(count, int) else 0, total if isinstance(total, int) else 0
 
 
@@ -143,24 +134,15 @@ def distributions(data: Dataset) -> str:
     report = data.report or {}
     tokens, coverage = _pairs(report.get("lengths")), _pairs(report.get("coverage"))
     characters = _pairs(report.get("lengths_in_characters") if data.kind == "prompts" else None)
-    covers = "Draft vocabulary coverage"
-    vocabulary = "draft vocabulary size"
     charts = line_chart("Conversation length", {"rows": tokens}, unit="conversations", across="tokens")
     charts += line_chart("Prompt length", {"rows": characters}, unit="prompts", across="characters")
-    charts += line_chart(covers, {"covered": coverage}, percent=True, across=vocabulary)
+    vocabulary = {"percent": True, "across": "draft vocabulary size"}
+    charts += line_chart("Draft vocabulary coverage", {"covered": coverage}, **vocabulary)
     return tag("div", charts, class_="sp-charts") if charts else ""
 
 
 def _pairs(points: Any) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in points] if points and len(points) > 1 else []
-
-
-def _turns(turns: Any) -> str:
-    """`{"1": 80, "2": 4}` → "80 with one turn, 4 with 2"."""
-    if not isinstance(turns, dict):
-        return ""
-    counts = sorted((int(n), c) for n, c in turns.items())
-    return ", ".join(f"{c:,} with {'one turn' if n == 1 else f'{n} turns'}" for n, c in counts)
 
 
 def bad_rows(data: Dataset) -> str:
@@ -174,12 +156,8 @@ def bad_rows(data: Dataset) -> str:
     return tag("div", head + table(["Line", "Reason"], rows, "Skipped rows", named=("Line",)) + more, class_="sp-stack")
 
 
-LEGEND = tag(
-    "p",
-    tag("span", tag("span", "marked", class_="sp-in-loss") + " text is trained on")
-    + tag("span", "grey text is only context"),
-    class_="sp-mask-legend",
-)
+LEGEND = tag("span", tag("span", "marked", class_="sp-in-loss") + " text is trained on")
+LEGEND = tag("p", LEGEND + tag("span", "grey text is only context"), class_="sp-mask-legend")
 
 
 def preview(rows: list[dict[str, Any]], masks: Mapping[str, Mapping[str, Any]], search: str = "") -> str:
@@ -201,10 +179,8 @@ def _masked(row: Mapping[str, Any]) -> str:
     summary = f"{row.get('loss_tokens', 0)} of {row.get('tokens', 0)} tokens are trained on"
     problem = notice(f"Not trained on: {row['problem']}", "warn") if row.get("problem") else ""
     head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(summary)))
-    text = tag(
-        "div", pieces, class_="sp-chat-text", tabindex="0", role="group", aria_label=f"Text of {row.get('id', '')}"
-    )
-    return tag("section", head + problem + text, class_="sp-chat")
+    about = {"tabindex": "0", "role": "group", "aria_label": f"Text of {row.get('id', '')}"}
+    return tag("section", head + problem + tag("div", pieces, class_="sp-chat-text", **about), class_="sp-chat")
 
 
 def plain_row(row: Mapping[str, Any]) -> str:

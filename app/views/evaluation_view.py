@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.views.leaderboard import address, command, figure_cell, interval_ends, model_words, names_of
+from app.views.leaderboard import address, command, figure_cell, interval_ends, interval_note, model_words, names_of
 from app.views.manage import note_line
 from app.widgets.elements import badge, detail_head, facts, fold, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
@@ -37,10 +37,6 @@ ANSWERED_HERE = (
     "evaluated one."
 )
 OF_SERVERS = "By position and by kind of token: unknown, because servers do not report which tokens were drafted."
-ONE_BY_ONE = "Worst prompts: unknown, because this server reports no statistics of single responses."
-BEFORE = (
-    "By position, by kind of token and worst prompts: not recorded by the version that measured this. Measure again."
-)
 BY = {
     "answers": "statistics in each response",
     "counters": "the server's counters before and after each response",
@@ -110,11 +106,7 @@ def figures(row: Evaluation) -> str:
         ("Speedup", figure(row.speedup, unit="×"), interval(between, "speedup", " ×")),
         ("Mean accepted length (τ)", figure(row.tau), interval(between, "tau")),
         ("Tokens per second", figure(row.tokens_per_second, 1), f"baseline {plain:.1f}" if plain else ""),
-        (
-            "Same output as the baseline",
-            same,
-            "sampled: not compared" if row.temperature else "greedy, every token",
-        ),
+        ("Same output as the baseline", same, "sampled: not compared" if row.temperature else "greedy, every token"),
     )
     return tiles(measured)
 
@@ -181,19 +173,13 @@ def categories(row: Evaluation) -> str:
     columns = ["Category", "Speedup", "τ", "Tokens/s", "Prompts"]
     rows = []
     for name, values in sorted(results.items()):
-        speedup, tau, speed = (
-            finite_number(values.get(key)) for key in ("speedup", "mean_accepted_length", "tokens_per_second")
-        )
         cells = [
-            safe(figure(speedup, unit="×")) + _between(interval(values, "speedup", " ×")),
-            safe(figure(tau)) + _between(interval(values, "mean_accepted_length")),
+            safe(figure(finite_number(values.get(key)), unit=unit)) + interval_note(interval(values, key, unit))
+            for key, unit in (("speedup", "×"), ("mean_accepted_length", ""))
         ]
-        rows.append([safe(name), *cells, safe(figure(speed, 1)), safe(values.get("prompts", "–"))])
+        speed = figure(finite_number(values.get("tokens_per_second")), 1)
+        rows.append([safe(name), *cells, safe(speed), safe(values.get("prompts", "–"))])
     return table(columns, rows, "By category", wide_first=True, named=columns[1:])
-
-
-def _between(words: str) -> str:
-    return tag("span", safe(words), class_="sp-row-note sp-between") if words else ""
 
 
 def links(session: Session, row: Evaluation) -> str:
@@ -210,23 +196,14 @@ def links(session: Session, row: Evaluation) -> str:
 
 
 def breakdown(row: Evaluation, again: bool = True) -> str:
-    """A chart, further charts and the worst prompts folded, and why some are missing; "" without drafting. `again`:
+    """A chart, further charts and the worst prompts folded, and what servers do not tell; "" without drafting. `again`:
     prompts have a button that the evaluation's page handles."""
     result = row.result or {}
     drawn = [part(result) for part in (depths, lengths, by_position, by_class)]
     first, *others = [*filter(None, drawn)] or [""]
     more = tag("div", "".join(others), class_="sp-charts") if others else ""
-    why = tag("p", safe(reason), class_="sp-hint") if (reason := missing(row)) else ""
+    why = tag("p", safe(OF_SERVERS), class_="sp-hint") if row.source and result.get("mean_accepted_length") else ""
     return first + fold("By length, position and kind of token", more) + fold(WORST, worst(row, again)) + why
-
-
-def missing(row: Evaluation) -> str:
-    result = row.result or {}
-    if not result.get("mean_accepted_length"):
-        return ""
-    if row.source:
-        return OF_SERVERS if result.get("per_prompt") else f"{OF_SERVERS} {ONE_BY_ONE}"
-    return BEFORE if row.checkpoint_id and not result.get("by_position") else ""
 
 
 def depths(result: Mapping[str, Any]) -> str:
@@ -281,14 +258,8 @@ def _prompt(number: int, prompt: Mapping[str, Any], has_button: bool) -> list[st
     turn = f"turn {prompt['turn'] + 1}" if prompt.get("turn") else ""
     named = " · ".join(filter(None, [str(prompt.get("id") or ""), str(prompt.get("category") or ""), turn]))
     shown = f"{text[:LONGEST].strip()}…" if len(text) > LONGEST else text
-    name = tag("div", safe(shown or named)) + (row_note(named) if shown else "")
-    button = tag(
-        "button",
-        "Show its steps",
-        type="button",
-        class_="sp-small-button sp-one-line",
-        data_steps=number,
-        aria_label=f"Show its steps: prompt {number + 1}",
-    )
+    name = tag("div", safe(shown or named)) + row_note(named if shown else "")
+    acts = {"type": "button", "data_steps": number, "aria_label": f"Show its steps: prompt {number + 1}"}
+    button = tag("button", "Show its steps", class_="sp-small-button sp-one-line", **acts)
     numbers = [f"{prompt.get('tau', 0):.2f}", f"{prompt.get('tokens', 0):,}", f"{prompt.get('steps', 0):,}"]
     return [name, *map(safe, numbers), button if messages and has_button else ""]

@@ -1,5 +1,6 @@
 """Form that imports a file or a hub dataset: source, what to keep, preview of rows and files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,6 +35,7 @@ FORMS = "Its own file; without one it is downloaded from the Hub if available."
 EQUAL = "The model that generated the responses, or an equal one."
 SHAPES = "messages, ShareGPT, prompts, Alpaca or MT-Bench, as JSONL, JSON, CSV or parquet"
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
+Fields = Sequence[str | None]
 LOOK, NOTHING = "corpus.first_look:preview", "corpus.first_look:import_problem"
 """Functions that read the first rows, in a child process with limits because files are untrusted."""
 STRICT = "A suite is read in its own format; the import reports every line that differs."
@@ -123,9 +125,7 @@ class ImportForm:
         """The first rows with the current mapping; "" without a file."""
         return self.first_rows(upload, path, hub, kind, *fields)[0] if upload or path.strip() or hub.strip() else ""
 
-    def _look(
-        self, upload: str | None, path: str, hub: str, kind: str, fields: tuple[str | None, ...]
-    ) -> dict[str, Any]:
+    def _look(self, upload: str | None, path: str, hub: str, kind: str, fields: Fields) -> dict[str, Any]:
         with TemporaryDirectory() as folder:
             if upload or path.strip() or not hub.strip():
                 file = import_file(self.settings, upload, path)
@@ -137,10 +137,9 @@ class ImportForm:
             try:
                 return limited(LOOK, file, kind, fields)
             except (LimitExceeded, ChildError):
-                words = f"{file.name}: the preview took too long; the import may still work."
-                raise BadInput(words) from None
+                raise BadInput(f"{file.name}: the preview took too long; the import may still work.") from None
 
-    def _require_rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> None:
+    def _require_rows(self, file: Path, kind: str, fields: Fields) -> None:
         """Raise BadInput if the import would drop every row. Files that take too long to check are accepted."""
         try:
             cause = limited(NOTHING, file, kind, fields)
@@ -153,18 +152,9 @@ class ImportForm:
             )
 
     @show_errors("")
-    def submitted(
-        self,
-        upload: str | None,
-        path: str,
-        limit: str,
-        name: str,
-        kind: str,
-        base_id: str | None,
-        hub: str = "",
-        suite: str | None = None,
-        *fields: str | None,
-    ) -> tuple[str, str]:
+    def submitted(self, upload: str | None, path: str, limit: str, name: str, kind: str, *more: Any) -> tuple[str, str]:
+        """Submit the job: (error notice, URL of the dataset). `more`: base, Hub dataset, suite, columns."""
+        base_id, hub, suite, *fields = more
         answered_by = (base_id or "") if kind == ANSWERED else None
         suite = (suite or "") if kind == SUITE else ""
         if kind != SUITE and (upload or path.strip()):
@@ -174,12 +164,12 @@ class ImportForm:
         return "", f"/data?id={job.request['dataset_id']}"
 
 
-def limited(work: str, file: Path, kind: str, fields: tuple[str | None, ...]) -> Any:
+def limited(work: str, file: Path, kind: str, fields: Fields) -> Any:
     """Result of LOOK or NOTHING for a file. Raises LimitExceeded or ChildError."""
     return run_limited(work, str(file), kind == ANSWERED, mapping_of(fields), seconds=LOOK_SECONDS, memory=LOOK_MEMORY)
 
 
-def mapping_of(fields: tuple[str | None, ...]) -> dict[str, str]:
+def mapping_of(fields: Fields) -> dict[str, str]:
     """Field → column, for the fields with a selected column."""
     return {name: column for name, column in zip(FIELDS, fields, strict=False) if column}
 
@@ -189,8 +179,6 @@ def first_look(result: dict[str, Any]) -> str:
     words = f"Preview of the first {len(result['rows'])} rows"
     html = notice(f"{words}; {bad} of them would be left out." if bad else f"{words}.", "warn" if bad else "info")
     for row in result["rows"]:
-        line = f"line {row['line']}"
-        html += (
-            notice(f"{line.capitalize()}: {row['reason']}", "bad") if "reason" in row else plain_row(row | {"id": line})
-        )
+        problem = f"Line {row['line']}: {row.get('reason')}"
+        html += notice(problem, "bad") if "reason" in row else plain_row(row | {"id": f"line {row['line']}"})
     return tag("div", html, class_="sp-stack", id="data-first-rows")

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable
 
+from sqlalchemy.orm import Session
+
 from app.widgets.elements import Tone, badge, notice, progress_bar
 from app.widgets.formatting import duration, rounded, size
 from app.widgets.text import safe, tag
+from tracking import listing
 from tracking.tables import Job
 
 ACTIVE = ("QUEUED", "RUNNING", "INTERRUPTED")
@@ -116,6 +119,13 @@ def seconds(job: Job) -> float | None:
     if not job.started_at or not job.finished_at:
         return None
     return (job.finished_at - job.started_at).total_seconds()
+
+
+def making(session: Session, job: Job | None) -> str:
+    """Progress, state and link of the job that makes a row; "" without one."""
+    if job is None:
+        return ""
+    return progress(job) + banner(job, listing.Queues(session).waits_for(job)) + job_line(job)
 
 
 def job_line(job: Job) -> str:

@@ -1,23 +1,24 @@
 """The leaderboard as HTML, bar chart and CSV. Pure functions of rows."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.widgets import spreadsheet
-from app.widgets.elements import empty_state, link_button
+from app.widgets.elements import empty_state, link_button, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
-from app.widgets.picker import pager_links, table
+from app.widgets.picker import pager_links, pick, table
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
 from speculoos.suites import suite_title
+from tracking import queries
 from tracking.evaluations import is_replay
 from tracking.leaderboard import LeaderboardView
 from tracking.paging import Page
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation
+from tracking.tables import Evaluation
 from workers.jobs.request import command_for
 from workers.jobs.requests import Evaluate, ReplayRequest, from_json
 
@@ -43,12 +44,9 @@ Names = Mapping[str, str]
 
 
 def names_of(session: Session, rows: Sequence[Evaluation]) -> dict[str, str]:
-    """id → name of their base models, checkpoints and prompt sets, with three queries for any number of rows."""
-    data = {str((row.config or {}).get("dataset_id") or "") for row in rows}
-    ids = ((Base, {row.base_id for row in rows}), (Checkpoint, {row.checkpoint_id for row in rows}), (Dataset, data))
-    kinds = [(kind, known - {None, ""}) for kind, known in ids]
-    queries = [select(kind.id, kind.name).where(kind.id.in_(known)) for kind, known in kinds if known]
-    return {row_id: name for query in queries for row_id, name in session.execute(query)}
+    """id → name of their base models, checkpoints and prompt sets."""
+    ids = [(row.base_id, row.checkpoint_id, str((row.config or {}).get("dataset_id") or "")) for row in rows]
+    return queries.names(session, chain.from_iterable(ids))
 
 
 def model_words(row: Evaluation, names: Names) -> str:
@@ -63,8 +61,7 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
     listed = table(list(COLUMNS), rows, "Evaluations", True, NAMED, heads, shown.words("evaluation"))
-    pages = pager_links(shown, lambda offset: address(view, **{"from": offset}))
-    return listed + pages
+    return listed + pager_links(shown, lambda offset: address(view, **{"from": offset}))
 
 
 def prompts_words(row: Evaluation) -> str:
@@ -110,9 +107,13 @@ def figure_cell(row: Evaluation | None, key: str, unit: str = "", linked: bool =
         return "–"
     words, (low, high) = safe(f"{value:.2f}{unit}"), interval_ends(row, key)
     link = {"href": f"/results?id={row.id}"} if linked else {}
-    between = "" if low is None or high is None else safe(f"{low:.2f} – {high:.2f}")
-    shown = tag("a" if linked else "b", words, class_="sp-figure", **link)
-    return shown + (tag("span", between, class_="sp-row-note sp-between") if between else "")
+    between = "" if low is None or high is None else f"{low:.2f} – {high:.2f}"
+    return tag("a" if linked else "b", words, class_="sp-figure", **link) + interval_note(between)
+
+
+def interval_note(words: str) -> str:
+    """An interval below its figure."""
+    return tag("span", safe(words), class_="sp-row-note sp-between") if words else ""
 
 
 def settings_words(row: Evaluation) -> str:
@@ -176,12 +177,11 @@ def _head(column: str, key: str, view: LeaderboardView) -> str:
 
 
 def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:
-    to, words = address(view, id=row.id), safe(model_words(row, names))
-    name = tag("a", words, href=to, data_pick=row.id, class_="sp-row-name")
-    note = tag("span", safe(row.note), class_="sp-row-note") if row.note else ""
+    words = safe(model_words(row, names))
+    name = pick("evaluations", row.id, words, href=address(view, id=row.id), class_="sp-row-name")
     return [
-        name + note,
-        safe(row.questions or "–") + tag("div", safe(prompts_words(row)), class_="sp-row-note"),
+        name + row_note(row.note),
+        safe(row.questions or "–") + tag("div", row_note(prompts_words(row))),
         safe(f"{row.temperature:g}"),
         safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
         figure_cell(row, "speedup", " ×"),

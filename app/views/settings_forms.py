@@ -57,9 +57,8 @@ def access_notice(settings: Settings, visitor: Visitor | None) -> str:
         until = f" Your login is valid until {visitor.ends_at:%d %B %Y}, or until you log out." if visitor else ""
         who = "everyone with the password" if settings.password else "everyone with a link of `speculoos login-link`"
         return notice(f"Open to {who}.{until}", "good")
-    return notice(
-        f"Open without login at {settings.host}:{settings.port}; no other user has an account on this machine.", "good"
-    )
+    words = f"Open without login at {settings.host}:{settings.port}; no other user has an account on this machine."
+    return notice(words, "good")
 
 
 def _build_name(sessions: Sessions) -> None:
@@ -179,12 +178,9 @@ def keys_view(settings: Settings) -> list[Any]:
     choices = gr.Dropdown([(f"{key.name} ({key.hint}…)", key.id) for key in live], value=None)
     if not live:
         return [tag("p", safe(NONE_YET.format(path=settings.inference_token_file)), class_="sp-lead"), choices]
-    lines = [
-        [safe(key.name), tag("code", safe(key.hint + "…")), safe(ago(key.created_at)), safe(ago(key.last_used_at))]
-        for key in live
-    ]
+    cells = [(key.name, f"{key.hint}…", ago(key.created_at), ago(key.last_used_at)) for key in live]
     columns = ["Name", "Starts with", "Created", "Last used"]
-    return [table(columns, lines, "Keys", wide_first=True, named=columns[2:]), choices]
+    return [table(columns, [[*map(safe, row)] for row in cells], "Keys", True, columns[2:]), choices]
 
 
 def make_key(settings: Settings, name: str) -> list[Any]:

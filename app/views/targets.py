@@ -46,9 +46,7 @@ def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
 
 
 def target(base_name: str, draft: str) -> ServerTarget:
-    if draft == LOOKUP_CHOICE:
-        return ServerTarget(base_name, LOOKUP)
-    return ServerTarget(f"{base_name}@{draft}" if draft else base_name)
+    return parse(f"{base_name}@{draft}" if draft not in (PLAIN, LOOKUP_CHOICE) else base_name + draft)
 
 
 def why_off(session: Session, base_name: str, draft: str) -> str:

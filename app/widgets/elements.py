@@ -92,8 +92,8 @@ def fold(title: str, html: str) -> str:
 
 
 def row_note(words: object) -> str:
-    """Small text below or beside a name."""
-    return tag("span", safe(words), class_="sp-row-note")
+    """Small text below or beside a name; "" without words."""
+    return tag("span", safe(words), class_="sp-row-note") if words else ""
 
 
 def tile(name: str, value: object, note: str = "") -> str:

@@ -129,14 +129,11 @@ def test_the_page_says_what_is_not_known_and_why(home):
     told = {"mean_accepted_length": 2.0, "per_prompt": PROMPTS}
     links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
     served = evaluation_view.breakdown(Evaluation(result=told, source="team", **links))
-    assert evaluation_view.OF_SERVERS in served and evaluation_view.ONE_BY_ONE not in served
+    assert evaluation_view.OF_SERVERS in served
     assert served.count("data-steps=") == 1 and evaluation_view.ANSWERED_HERE in served
-    gauge = evaluation_view.breakdown(Evaluation(result={"mean_accepted_length": 2.0}, source="team", **links))
-    assert evaluation_view.ONE_BY_ONE in gauge
     unknown = evaluation_view.breakdown(Evaluation(result=told, source="team", state="ready"))
     assert "Worst prompts" in unknown and "data-steps" not in unknown, "whose model is not here"
-    older = evaluation_view.breakdown(Evaluation(result={"mean_accepted_length": 2.0}, **links))
-    assert "Measure again" in older and "Measure again" not in evaluation_view.breakdown(row_of(home))
+    assert evaluation_view.OF_SERVERS not in evaluation_view.breakdown(row_of(home))
 
 
 def test_a_running_evaluation_shows_each_question_as_it_comes(home):

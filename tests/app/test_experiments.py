@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from app import downloads, events
 from app.pages import experiments as page
 from app.pages import jobs as jobs_page
-from app.views.manage import delete, question, save
+from app.views.manage import delete, question, row, save
 from app.widgets.bulk import run_bulk_action
 from app.widgets.list_query import ListQuery
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
@@ -198,7 +198,7 @@ def test_a_file_of_nothing_is_one_sentence(filled: Settings) -> None:
     answer = client(filled).get("/api/experiments/nowhere.csv")
     assert answer.status_code == 404 and "This experiment does not exist" in answer.text
     with db.reading(filled) as session, pytest.raises(NotFound):
-        downloads.experiment_row(session, "x" * 500)
+        row(session, Experiment, "experiment", "x" * 500)
 
 
 def test_a_page_of_it_follows_the_rows(filled: Settings) -> None:

@@ -29,7 +29,7 @@ def test_an_import_of_which_every_row_would_be_left_out_is_refused_in_a_sentence
     monkeypatch.setattr(import_form, "submit", lambda *args, **more: asked.append(args))
     path = tmp_path / "other.jsonl"
     path.write_text('{"title": "a"}\n' * 7)
-    said, target = form.submitted(None, str(path), "", "", PROMPTS_ONLY, None)
+    said, target = form.submitted(None, str(path), "", "", PROMPTS_ONLY, None, "", None)
     assert "every row would be left out" in said and "line 1" in said and (target, asked) == ("", [])
     form._require_rows(path, PROMPTS_ONLY, ("title",))  # as its columns may be named
 

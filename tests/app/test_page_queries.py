@@ -210,7 +210,7 @@ def test_rows_left_out_are_listed_by_line_and_reason(filled):
         shown = data_view.details(rows.get(Dataset, "prompts"), {})
     assert ">7<" in html
     assert "<img" not in html
-    assert "90 with one turn, 10 with 2 turns" in shown
+    assert "1: 90, 2: 10" in shown
 
 
 def test_the_data_filter_tells_prompts_from_conversations(filled):
