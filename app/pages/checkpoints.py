@@ -1,6 +1,7 @@
 """The Drafts page: all drafts with lineage and figures, import of published drafts; `?id=` opens one to download,
 evaluate, tune or delete it."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import visitor
+from app.paths import PAGES
 from app.views import checkpoint_rows, export_rows, manage
 from app.views.choices import data_words
 from app.views.draft_form import AddDraft
@@ -15,7 +17,7 @@ from app.views.job_forms import JobForm
 from app.views.tree_view import TreeForm, base_of, tuning_part
 from app.widgets.bulk import Action
 from app.widgets.downloads import export_list, on_export
-from app.widgets.elements import block, page_header
+from app.widgets.elements import block, notice, page_header
 from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
 from app.widgets.problems import show_errors
@@ -23,7 +25,7 @@ from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
-from tracking.tables import Checkpoint
+from tracking.tables import Base, Checkpoint
 from workers.jobs.requests import Evaluate, Export, ReplayRequest
 from workers.jobs.submit import submit
 
@@ -37,9 +39,18 @@ def row_signature(session: Session, _checkpoint_id: str) -> str:
     return f"{checkpoint_rows.signature(session)}.{export_rows.signature(session)}"
 
 
+def hint(session: Session, query: Mapping[str, str]) -> str:
+    """Which base model's drafts are listed (`?of=`)."""
+    base = session.get(Base, query.get("of", ""))
+    return notice(f"Only drafts of “{base.name}” are listed.", "info", PAGES["checkpoints"], "Show all") if base else ""
+
+
 LISTED = checkpoint_rows.checkpoints_table
 CHECKPOINTS = Listing(
-    "checkpoints", Checkpoint, "draft", LISTED, checkpoint_rows.signature, row_signature=row_signature, bulk=True
+    *("checkpoints", Checkpoint, "draft", LISTED, checkpoint_rows.signature),
+    hint=hint,
+    row_signature=row_signature,
+    bulk=True,
 )
 
 

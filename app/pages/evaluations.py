@@ -5,12 +5,13 @@ from dataclasses import fields
 from typing import Any
 
 import gradio as gr
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.links import on_event_open
 from app.turns import run_again
 from app.views import evaluation_view, leaderboard
+from app.views.job_rows import jobs_table
 from app.views.manage import build_list
 from app.views.matrix_form import MatrixForm, ServerForm
 from app.widgets.elements import block, notice, on_load, page_header
@@ -18,13 +19,17 @@ from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
 from app.widgets.picker import KEEP_FOCUS
 from app.widgets.problems import show_errors
+from app.widgets.text import tag
 from speculoos.settings import Settings
 from tracking import leaderboard as board
+from tracking import listing
 from tracking.db import reading
 from tracking.leaderboard import DEFAULT_SORT, LeaderboardView
 from tracking.paging import page as page_of
 from tracking.tables import Evaluation, Job
 
+PLANS = 5
+"""Maximum number of plans below the leaderboard."""
 LEAD = "Acceptance and speed of drafts on suites of questions, with intervals."
 FILTERS = {
     "base": "Base model",
@@ -84,7 +89,19 @@ def table(session: Session, view: LeaderboardView, offset: str = "") -> str:
     page = page_of(session, view.select(), offset[:64])
     names = leaderboard.names_of(session, page.rows)
     listed = leaderboard.download_link(view, page) + leaderboard.leaderboard(page, names, view)
-    return listed + leaderboard.chart(page.rows, names, view)
+    return listed + leaderboard.chart(page.rows, names, view) + plans(session)
+
+
+def plans(session: Session) -> str:
+    """The newest plans; "" without any."""
+    jobs = list(session.scalars(listing.newest().where(Job.kind == "plan").limit(PLANS)))
+    return tag("h2", "Plans", class_="sp-section") + jobs_table(jobs, {}, as_links=True) if jobs else ""
+
+
+def signature(session: Session) -> str:
+    """Changes with the evaluations and the plans."""
+    planned = select(func.count(), func.sum(Job.version)).where(Job.kind == "plan")
+    return f"{board.signature(session)}.{session.execute(planned).one()}"
 
 
 def row_signature(session: Session, row_id: str) -> str:
@@ -94,7 +111,7 @@ def row_signature(session: Session, row_id: str) -> str:
 
 
 EVALUATIONS = Leaderboard(
-    *("evaluations", Evaluation, "evaluation", table, board.signature),
+    *("evaluations", Evaluation, "evaluation", table, signature),
     row_signature=row_signature,
     keys=(*(field.name for field in fields(LeaderboardView)), "from"),
 )

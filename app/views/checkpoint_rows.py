@@ -88,7 +88,8 @@ def drafts_of(session: Session, base_ids: Collection[str], most: int) -> dict[st
         cells = [_draft_cells(row, figures_of(row, measured.get(row.id)), exports) for row in rows[:most]]
         html[base_id] = table(DRAFT_COLUMNS, cells, "Drafts", named=DRAFT_COLUMNS[1:])
         if len(rows) > most:
-            html[base_id] += tag("p", _link(PAGES["checkpoints"], f"All {len(rows)} drafts"), class_="sp-hint sp-below")
+            all_of_it = _link(f"{PAGES['checkpoints']}?of={base_id}", f"All {len(rows)} drafts")
+            html[base_id] += tag("p", all_of_it, class_="sp-hint sp-below")
     return html
 
 

@@ -31,7 +31,7 @@ from tracking.tables import Job, Table
 
 SIGNATURE_SEPARATOR = " # "
 """Separates a signature from the checksums of the parts drawn for it."""
-LIST_KEYS = ("show", "find", "order", "from", "base")
+LIST_KEYS = ("show", "find", "order", "of", "from", "base")
 """Parameters of the URL that stay when a row is opened (picker.FOLLOW) or closed."""
 LONGEST_QUERY, LONGEST_VALUE = 64_000, 2000
 Html = Callable[[Session, Any, str], str]

@@ -24,23 +24,25 @@ LONGEST = 200
 
 @dataclass(frozen=True)
 class ListQuery:
-    """Name of a filter ("" and "All" show all rows), words to search in names and notes, and the sort order."""
+    """Name of a filter ("" and "All" show all rows), words to search in names and notes, the sort order, and the id of
+    the base model whose rows are shown ("" for all)."""
 
     filter: str = ""
     search: str = ""
     sort: str = ""
+    base: str = ""
 
     @classmethod
     def of(cls, query: Mapping[str, str], filters: tuple[str, ...]) -> "ListQuery":
         """From the parameters of a URL. Invalid values become the defaults."""
-        chosen, search, sort = (query.get(name) or "" for name in ("show", "find", "order"))
+        chosen, search, sort, base = (query.get(name) or "" for name in ("show", "find", "order", "of"))
         chosen = chosen if chosen in filters else filters[0]
-        return cls(chosen, search.strip()[:LONGEST], sort if sort in SORT_COLUMNS else "")
+        return cls(chosen, search.strip()[:LONGEST], sort if sort in SORT_COLUMNS else "", base[:64])
 
     @property
     def is_filtered(self) -> bool:
         """Whether a filter or a search may leave out rows."""
-        return self.is_chosen or bool(self.search)
+        return self.is_chosen or bool(self.search or self.base)
 
     @property
     def is_chosen(self) -> bool:
@@ -54,14 +56,16 @@ ALL_ROWS = ListQuery()
 def list_url(page: str, offset: str = "", query: ListQuery = ALL_ROWS) -> str:
     """URL of the list on `page` that starts at the row `offset`."""
     chosen = query.filter if query.is_chosen else ""
-    fields = {"show": chosen, "find": query.search, "order": query.sort, "from": offset}
+    fields = {"show": chosen, "find": query.search, "order": query.sort, "of": query.base, "from": offset}
     encoded = urlencode({key: value for key, value in fields.items() if value})
     return f"{PAGES[page]}?{encoded}" if encoded else PAGES[page]
 
 
 def filtered_query(query: Select[Any], list_query: ListQuery) -> Select[Any]:
-    """`query` restricted to rows whose name or note contains every word of the search, sorted."""
+    """`query` restricted to rows whose name or note contains every word of the search, and of one base, sorted."""
     table = query.column_descriptions[0]["entity"]
+    if list_query.base and hasattr(table, "base_id"):
+        query = query.where(table.base_id == list_query.base)
     for word in list_query.search.split():
         query = query.where(or_(*(text.icontains(word, autoescape=True) for text in (table.name, table.note))))
     return query.order_by(None).order_by(*SORT_COLUMNS[list_query.sort](table)) if list_query.sort else query

@@ -37,7 +37,7 @@ const follow = (event) => {
   if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
   const to = new URL(link.href), here = new URL(location.href).searchParams;
-  for (const key of link.dataset.pick ? ['show', 'find', 'order', 'from', 'base'] : ['base']) {
+  for (const key of link.dataset.pick ? ['show', 'find', 'order', 'of', 'from', 'base'] : ['base']) {
     if (here.has(key) && !to.searchParams.has(key)) to.searchParams.set(key, here.get(key));
   }
   history.pushState({}, '', to);

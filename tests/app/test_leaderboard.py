@@ -270,6 +270,17 @@ def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
         assert all(found == [] for found in board.filter_choices(session).values())
 
 
+def test_plans_are_listed_below(home: Settings) -> None:
+    with db.reading(home) as session:
+        assert evaluations.plans(session) == ""
+        before = evaluations.signature(session)
+    with db.writing(home) as session:
+        job = jobs.create(session, kind="plan", queue="gpu", request={}, name="my plan")
+    with db.reading(home) as session:
+        assert f"/runs?id={job.id}" in evaluations.table(session, LeaderboardView())
+        assert evaluations.signature(session) != before
+
+
 def test_charts_need_no_figure_and_bound_their_rows() -> None:
     assert interval_chart("x", []) == ""
     assert interval_chart("x", [Bar("a", "b", 1.0)] * 40).count("<li>") == 20

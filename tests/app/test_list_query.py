@@ -14,7 +14,7 @@ from speculoos.errors import Conflict
 from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.paging import Page
-from tracking.tables import Base, Job, now
+from tracking.tables import Base, Checkpoint, Job, now
 
 FILTERS = ("All", "Done")
 
@@ -95,6 +95,19 @@ def test_models_can_be_looked_for(home: Settings) -> None:
     with reading(home) as session:
         html = models.table(session, ListQuery("All", "smo"))
     assert "smol" in html and "llama" not in html
+
+
+def test_drafts_of_one_base_are_listed(home: Settings) -> None:
+    with writing(home) as session:
+        for name in ("llama", "smol"):
+            session.add(Base(id=name, name=name, source="folder", location="/x", path="/x", state="ready"))
+            session.flush()
+            session.add(Checkpoint(name=f"of {name}", method="medusa", base_id=name))
+    query = ListQuery.of({"of": "smol"}, FILTERS)
+    with reading(home) as session:
+        html, hint = checkpoints_table(session, query), checkpoints.hint(session, {"of": "smol"})
+    assert "of smol" in html and "of llama" not in html and "Only drafts of “smol”" in hint
+    assert query.is_filtered and list_url("checkpoints", "", query) == "/models/drafts?of=smol"
 
 
 def test_several_rows_are_done_and_reasons_are_said_once() -> None:
