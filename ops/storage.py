@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Damaged, SpeculoosError
@@ -25,7 +25,7 @@ from speculoos.store import open_store
 from tracking import db, stored
 from tracking.states import FINISHED, JobState
 from tracking.stored import EXPORTS, KINDS, UPLOADS
-from tracking.tables import Checkpoint, Job, JobLog, Run, RunStep, Stored, now
+from tracking.tables import Checkpoint, Job, Stored, now
 
 YOUNG = timedelta(days=1)  # files that changed within this time are not leftovers: they may be unfinished
 FRESH_SECONDS = 60.0
@@ -56,13 +56,12 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Survey:
-    """Result of a count. `parts`: bytes by part of the home; `counts`: rows of the tables that grow with use."""
+    """Result of a count. `parts`: bytes by part of the home."""
 
     at: datetime
     things: list[StorageItem]
     leftovers: list[Leftover]
     parts: dict[str, int]
-    counts: dict[str, int]
     disk_free: int
     disk_total: int
     seconds: float = 0.0
@@ -77,8 +76,6 @@ def survey(settings: Settings) -> Survey:
     begun = time.monotonic()
     with db.reading(settings) as session:
         things = [thing(settings, kind, row) for kind, row in rows_with_files(session)]
-        tables = (Run, RunStep, JobLog)
-        counts = {t.__tablename__: session.scalar(select(func.count()).select_from(t)) or 0 for t in tables}
         parts = {"database": database_bytes(session)}
     left = leftovers(settings)
     for kind in KINDS.values():
@@ -90,7 +87,7 @@ def survey(settings: Settings) -> Survey:
     parts["leftovers"] = sum(item.bytes for item in left)
     parts["logs"] -= sum(item.bytes for item in left if item.path.parent.name == "logs")  # counted once
     total, _, free = shutil.disk_usage(settings.home)
-    return Survey(now(), things, left, parts, counts, free, total, time.monotonic() - begun)
+    return Survey(now(), things, left, parts, free, total, time.monotonic() - begun)
 
 
 def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:

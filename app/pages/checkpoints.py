@@ -16,8 +16,8 @@ from app.views.draft_form import AddDraft
 from app.views.job_forms import JobForm
 from app.views.tree_view import TreeForm, base_of, tuning_part
 from app.widgets.bulk import Action
-from app.widgets.downloads import export_list, on_export
-from app.widgets.elements import block, notice, page_header
+from app.widgets.downloads import export_list, pressed
+from app.widgets.elements import QUIET, block, notice, page_header
 from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
 from app.widgets.problems import show_errors
@@ -79,7 +79,7 @@ class CheckpointPanel:
                 config = block(elem_id="checkpoint-settings")
         self.live = [head, links, exports, evaluations, config, measured, *self.tree.live]
         self.outputs = [message, self.replay, self.data, *self.tree.outputs]
-        on_export(exports, chosen, self._make, [message, exports])
+        exports.make(self._make, chosen, [message, exports], **QUIET)
 
     def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
         return [
@@ -98,8 +98,9 @@ class CheckpointPanel:
         return ["", gr.Column(visible=bool(sets)), data, *self.tree.view(row)]
 
     @show_errors(gr.skip())
-    def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
-        """Queue an export to the format `name`: (error notice, the current list)."""
+    def _make(self, checkpoint_id: str, event: gr.EventData) -> tuple[str, Any]:
+        """Queue an export to the format of the pressed button: (error notice, the current list)."""
+        name = pressed(event)
         with reading(self.settings) as session:
             is_needed = export_rows.can_be_made(session, self.settings, checkpoint_id, name)
         if is_needed:

@@ -14,6 +14,7 @@ from app.views import evaluation_view, leaderboard
 from app.views.job_rows import jobs_table
 from app.views.manage import build_list
 from app.views.matrix_form import MatrixForm, ServerForm
+from app.widgets.downloads import export_list, pressed
 from app.widgets.elements import block, notice, on_load, page_header
 from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
@@ -49,12 +50,6 @@ SORTS = {
     "Model": "model",
     "Questions": "suite",
 }
-STEPS = """
-element.addEventListener('click', (event) => {
-  const button = event.target.closest('button[data-steps]');
-  if (button) trigger('steps', {wanted: button.dataset.steps});
-});
-"""
 
 
 class Leaderboard(Listing):
@@ -135,10 +130,10 @@ def build_forms(settings: Settings) -> None:
 class EvaluationPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
-        self.one = gr.HTML(elem_id="evaluation-one", js_on_load=KEEP_FOCUS + STEPS, apply_default_css=False)
+        self.one = export_list("evaluation-one", KEEP_FOCUS)
         message = block(elem_id="evaluation-steps-said")
         self.live, self.outputs = [self.one], [message]
-        on_event_open(self.one.steps, self.show_steps, chosen, message)
+        on_event_open(self.one.make, self.show_steps, chosen, message)
 
     def live_view(self, session: Session, row: Evaluation) -> list[Any]:
         return [evaluation_view.view(session, row)]
@@ -149,5 +144,5 @@ class EvaluationPanel:
     @show_errors("")
     def show_steps(self, row_id: str, event: gr.EventData) -> tuple[str, str]:
         """Run one of its prompts again and record probabilities: (error notice, URL to open)."""
-        chat, error = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
+        chat, error = run_again(self.settings, row_id, pressed(event))
         return (notice(error, "bad"), "") if error else ("", f"/playground?chat={chat}")

@@ -18,7 +18,6 @@ from ops import retention, storage
 from ops.storage import Leftover, Survey
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import retention_rules
 from tracking.db import reading
 from tracking.tables import Preference
 
@@ -69,7 +68,7 @@ class StoragePage:
     def build(self) -> None:
         seen, overview = hidden("storage-seen"), block(elem_id="storage-overview")
         parts = block(elem_id="storage-parts")
-        section("Cleanup", "Runs every hour by the retention rules on Settings.")
+        section("Cleanup", "Runs every hour by the rules under Settings, Retention.")
         last_round = block(elem_id="storage-round")
         message = block(elem_id="storage-chore")
         with gr.Row(elem_classes="sp-buttons"):
@@ -100,9 +99,8 @@ class StoragePage:
         if survey is None:
             words = self.surveys.problem or MEASURING
             return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
-        parts = parts_table(survey, retention_rules.current_settings(self.settings))
         left = leftovers(survey.leftovers, str(self.settings.home))
-        return [self.signature(), overview_tiles(survey), parts, rows_table(survey), left, *tail]
+        return [self.signature(), overview_tiles(survey), parts_table(survey), rows_table(survey), left, *tail]
 
     def poll(self, seen: str) -> Any:
         """Values of `drawn` if something changed since `seen`."""
@@ -164,45 +162,33 @@ def overview_tiles(survey: Survey) -> str:
     )
 
 
-def parts_table(survey: Survey, settings: Settings) -> str:
-    """Table of the parts of the home folder, largest first, with their retention rules."""
-    words, rows = part_words(survey, settings), []
+def parts_table(survey: Survey) -> str:
+    """Table of the parts of the home folder, largest first."""
+    rows = []
     for name, bytes_ in sorted(survey.parts.items(), key=lambda item: -item[1]):
-        title, page, rule = words[name]
+        title, page = PARTS[name]
         link = tag("a" if page else "span", safe(title), href=page or None, class_="sp-row-name")
         bar = tag("progress", value=bytes_, max=max(survey.used, 1), aria_hidden="true")
         bar += tag("span", safe(size(bytes_)), class_="sp-size")
-        rows.append([link, tag("div", bar, class_="sp-progress"), safe(rule)])
-    return table(["Part", "Size", "Retention"], rows, "Parts of the home folder")
+        rows.append([link, tag("div", bar, class_="sp-progress")])
+    return table(["Part", "Size"], rows, "Parts of the home folder")
 
 
-def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, str]]:
-    """Part → (title, page, retention rule)."""
-    number = {kind: sum(item.kind == kind for item in survey.things) for kind in KINDS}
-    rows = survey.counts
-    logs = f"{term(settings.keep_logs_days)} after the job's end"
-    runs = f"{rows['runs']:,} responses with {rows['run_steps']:,} steps, {term(settings.keep_runs_days)}; "
-    copies = f"the last {settings.keep_copies} are" if settings.keep_copies else "all are"
-    states = f"states of failed training runs {term(settings.keep_states_days)}"
-    return {
-        "models": ("Models", "/models", f"{number['models']}; kept until you delete them"),
-        "datasets": ("Datasets", "/data", f"{number['datasets']}; kept until you delete them"),
-        "checkpoints": ("Drafts", "/models/drafts", f"{number['checkpoints']}, with training states; {states}"),
-        "logs": ("Log files", "/runs", logs),
-        "uploads": ("Uploads", "/data", term(settings.keep_uploads_days)),
-        "exports": ("Downloads", "/models/drafts", term(settings.keep_exports_days) + "; created again on request"),
-        "hidden_states": ("Hidden states", "/runs/new", "stored by training runs; kept until you delete them"),
-        "trackers": ("Trackers", "/settings", "data for TensorBoard and others; deleted with their jobs"),
-        "database": ("Database", "", runs + f"{rows['job_logs']:,} log lines"),
-        "backups": ("Automatic backups", "", f"of the database before a migration; {copies} kept"),
-        "broker": ("Broker", "", "file of the job queue; stays small"),
-        "leftovers": ("Leftovers", "", "not in use; see below"),
-    }
-
-
-def term(days: int) -> str:
-    """`kept 90 days`."""
-    return f"kept {days} day{'s' if days != 1 else ''}" if days else "kept forever"
+PARTS = {
+    "models": ("Models", PAGES["models"]),
+    "datasets": ("Datasets", PAGES["data"]),
+    "checkpoints": ("Drafts, with training states", PAGES["checkpoints"]),
+    "logs": ("Log files", PAGES["jobs"]),
+    "uploads": ("Uploads", PAGES["data"]),
+    "exports": ("Downloads, created again on request", PAGES["checkpoints"]),
+    "hidden_states": ("Hidden states, kept until you delete them", PAGES["train"]),
+    "trackers": ("Trackers: data for TensorBoard and others", PAGES["settings"]),
+    "database": ("Database", ""),
+    "backups": ("Automatic backups", ""),
+    "broker": ("Broker: the job queue", ""),
+    "leftovers": ("Leftovers", ""),
+}
+"""Part of the home folder → title and page."""
 
 
 def rows_table(survey: Survey) -> str:

@@ -43,13 +43,8 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
     """A page of the checkpoints that match `list_query`, newest first by default."""
     shown = page(session, filtered_query(queries.listed(Checkpoint), list_query), offset)
     if not shown.rows:
-        return empty_list_html(
-            list_query,
-            "draft",
-            "A draft proposes tokens for one base model. Train one, or import a published one above.",
-            "/runs/new",
-            "Train a draft",
-        )
+        begin = "A draft proposes tokens for one base model. Train one, or import a published one above."
+        return empty_list_html(list_query, "draft", begin, "/runs/new", "Train a draft")
     ids = [row_id for c in shown.rows for row_id in (c.base_id, c.dataset_id)]
     names, measured = queries.names(session, ids), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
@@ -77,9 +72,8 @@ def signature(session: Session) -> str:
 
 def drafts_of(session: Session, base_ids: Collection[str], most: int) -> dict[str, str]:
     """base model id → table of its newest `most` drafts with figures and exports."""
-    query = queries.listed(Checkpoint, Checkpoint.base_id.in_(base_ids))
     drafts: dict[str, list[Checkpoint]] = {}
-    for row in session.scalars(query):
+    for row in session.scalars(queries.listed(Checkpoint, Checkpoint.base_id.in_(base_ids))):
         drafts.setdefault(row.base_id, []).append(row)
     shown = [row.id for rows in drafts.values() for row in rows[:most]]
     measured, exports = last_measured(session, shown), export_rows.exported(session)
@@ -107,13 +101,13 @@ def row_cells(
     name = row_checkbox(checkpoint.id, checkpoint.name) if chosen else ""
     name += pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name", **attributes)
     more, speedup = (checkpoint.config or {}).get("more_dataset_ids"), finite_number(figures.get("speedup"))
-    data = names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + (f" + {len(more)}" if more else "")
+    data = names.get(checkpoint.dataset_id or "", checkpoint.config.get("data") or "–")
     source = _small(REFERENCE * bool(figures.get(REFERENCE)))
     return [
         name + state_mark(checkpoint),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
-        safe(data),
+        safe(data + (f" + {len(more)}" if more else "")),
         safe(figure(finite_number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
         safe(f"{speedup:.2f}×") + source if speedup is not None else "–",
         safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
@@ -223,11 +217,6 @@ def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
     return interval(figures, "mean_accepted_length") or "tokens per verification"
 
 
-def data_words(checkpoint: Checkpoint) -> str:
-    """Name of the dataset in the checkpoint's config; "" if it has none."""
-    return str(checkpoint.config.get("data") or "")
-
-
 def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
     """The datasets it was trained on that still exist."""
     return [data for row_id in queries.trained_on(checkpoint) if (data := session.get(Dataset, row_id))]
@@ -236,7 +225,7 @@ def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
 def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     """Origin of the checkpoint: base model, data and job as links, hashes and note."""
     sets, job = sets_of(session, checkpoint), session.get(Job, checkpoint.job_id or "")
-    unknown = safe(data_words(checkpoint)) or ("" if is_imported(checkpoint) else "not recorded")
+    unknown = safe(checkpoint.config.get("data") or "") or ("" if is_imported(checkpoint) else "not recorded")
     items = [
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
@@ -248,8 +237,7 @@ def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
         ("Created", safe(ago(checkpoint.created_at))),
         ("Note", safe(checkpoint.note)),
     ]
-    rows_html = "".join(tag("dt", safe(k)) + tag("dd", v) for k, v in items if v)
-    return tag("dl", rows_html, class_="sp-facts")
+    return tag("dl", "".join(tag("dt", safe(k)) + tag("dd", v) for k, v in items if v), class_="sp-facts")
 
 
 def _origin(checkpoint: Checkpoint) -> str:
@@ -295,8 +283,7 @@ def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Nested settings as (dotted name, value)."""
     pairs: list[tuple[str, Any]] = []
     for key, value in data.items():
-        name = f"{prefix}{key}"
-        pairs += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+        pairs += flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
     return pairs
 
 

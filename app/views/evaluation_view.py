@@ -259,7 +259,7 @@ def _prompt(number: int, prompt: Mapping[str, Any], has_button: bool) -> list[st
     named = " · ".join(filter(None, [str(prompt.get("id") or ""), str(prompt.get("category") or ""), turn]))
     shown = f"{text[:LONGEST].strip()}…" if len(text) > LONGEST else text
     name = tag("div", safe(shown or named)) + row_note(named if shown else "")
-    acts = {"type": "button", "data_steps": number, "aria_label": f"Show its steps: prompt {number + 1}"}
+    acts = {"type": "button", "data_make": number, "aria_label": f"Show its steps: prompt {number + 1}"}
     button = tag("button", "Show its steps", class_="sp-small-button sp-one-line", **acts)
     numbers = [f"{prompt.get('tau', 0):.2f}", f"{prompt.get('tokens', 0):,}", f"{prompt.get('steps', 0):,}"]
     return [name, *map(safe, numbers), button if messages and has_button else ""]

@@ -142,12 +142,9 @@ def _proof(export: StoredExport | None) -> str:
         return tag("span", "not created yet", class_="sp-off")
     checks = export.report.get("checks", [])
     word = badge(f"{len(checks)} checks passed", "good")
-    items = "".join(tag("li", _check(check)) for check in checks)
-    return tag("details", tag("summary", word) + tag("ul", items), class_="sp-proof")
-
-
-def _check(check: dict[str, Any]) -> str:
-    return tag("b", safe(f"✓ {check.get('name', '')}")) + safe(f" {check.get('detail', '')}")
+    items = (tag("b", safe(f"✓ {each.get('name')}")) + safe(f" {each.get('detail')}") for each in checks)
+    listed = tag("ul", "".join(tag("li", item) for item in items))
+    return tag("details", tag("summary", word) + listed, class_="sp-proof")
 
 
 def _action(checkpoint_id: str, option: FormatOption, export: StoredExport | None, job: Job | None) -> str:
@@ -157,9 +154,8 @@ def _action(checkpoint_id: str, option: FormatOption, export: StoredExport | Non
         return tag("a", "Being created and checked… (a job; you can leave this page)", href=f"/runs?id={job.id}")
     words = f"Create and download (about {size(option.bytes)})"
     button = tag("button", safe(words), type="button", class_="sp-small-button", data_make=option.name)
-    if job is not None and job.state == JobState.FAILED:
-        return button + tag("div", safe(job.error), class_="sp-hint")
-    return button
+    failed = job is not None and job.state == JobState.FAILED
+    return button + (tag("div", safe(job.error), class_="sp-hint") if failed else "")
 
 
 def _link(checkpoint_id: str, option: FormatOption, words: str) -> str:

@@ -13,7 +13,7 @@ from app.widgets.elements import QUIET, block, closed_accordion, notice
 from app.widgets.fields import one_line
 from app.widgets.formatting import size
 from app.widgets.list_page import Listing, ListPage, Panel
-from app.widgets.problems import error_text
+from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -41,7 +41,7 @@ class Manage:
             self.message = block(elem_id=f"{word}-said")
             self.confirm, question, self.really = confirmation_dialog(word)
         self.outputs = [self.name, self.note, self.message, self.confirm]
-        delete.click(self._ask, chosen, [self.confirm, question], **QUIET)
+        delete.click(self._ask, chosen, [question, self.confirm], **QUIET)
 
     def view(self, row: Any) -> list[Any]:
         """Values of `outputs` for a newly opened row (None: no row is open)."""
@@ -50,24 +50,21 @@ class Manage:
     def wire(self, redraw: Callable[..., list[Any]], inputs: list[Any], outputs: list[Any]) -> None:
         """After saving or deleting, put `redraw(*inputs)` into `outputs`; after deleting, `chosen` is empty."""
         saved = self.save.click(self._save, [self.chosen, self.name, self.note], self.message, **QUIET)
-        deleted = self.really.click(self._delete, self.chosen, [self.chosen, self.message, self.confirm], **QUIET)
+        deleted = self.really.click(self._delete, self.chosen, [self.message, self.chosen, self.confirm], **QUIET)
         left = deleted.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private")
         for event in (saved, left):
             event.then(redraw, inputs, outputs, **QUIET)
 
-    def _ask(self, row_id: str) -> tuple[Any, str]:
-        text = outcome_notice(lambda: question(self.settings, self.table, self.word, row_id), "warn")
-        return gr.Column(visible=True), text
+    @show_errors(gr.Column(visible=True))
+    def _ask(self, row_id: str) -> tuple[str, Any]:
+        return notice(question(self.settings, self.table, self.word, row_id), "warn"), gr.Column(visible=True)
 
     def _save(self, row_id: str, name: str, note: str) -> str:
         return outcome_notice(lambda: save(self.settings, self.table, row_id, name, note))
 
+    @show_errors(gr.skip(), gr.Column(visible=False))
     def _delete(self, row_id: str) -> tuple[str, str, Any]:
-        try:
-            text = delete(self.settings, self.table, self.word, row_id)
-        except SpeculoosError as error:
-            return row_id, notice(error_text(error), "bad"), gr.Column(visible=False)
-        return "", notice(text, "good"), gr.Column(visible=False)
+        return notice(delete(self.settings, self.table, self.word, row_id), "good"), "", gr.Column(visible=False)
 
 
 def build_list(

@@ -111,7 +111,7 @@ def test_the_page_shows_where_the_draft_does_well_and_no_prompt_as_markup(home):
     for words in ("Tokens per step", "1 token", "by position in the response", "0 – 15", "from 16", "code (40)", "75%"):
         assert words in html
     assert "<img" not in html and "${" not in html
-    assert html.count("data-steps=") == 1, "only what is kept can be run again"
+    assert html.count("data-make=") == 1, "only what is kept can be run again"
     assert html.index("1.10") < html.index("2.50") and "turn 2" in html
     assert "Plain decoding is faster on this machine" in html and "busy" not in html
     with writing(home) as rows:
@@ -130,9 +130,9 @@ def test_the_page_says_what_is_not_known_and_why(home):
     links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
     served = evaluation_view.breakdown(Evaluation(result=told, source="team", **links))
     assert evaluation_view.OF_SERVERS in served
-    assert served.count("data-steps=") == 1 and evaluation_view.ANSWERED_HERE in served
+    assert served.count("data-make=") == 1 and evaluation_view.ANSWERED_HERE in served
     unknown = evaluation_view.breakdown(Evaluation(result=told, source="team", state="ready"))
-    assert "Worst prompts" in unknown and "data-steps" not in unknown, "whose model is not here"
+    assert "Worst prompts" in unknown and "data-make" not in unknown, "whose model is not here"
     assert evaluation_view.OF_SERVERS not in evaluation_view.breakdown(row_of(home))
 
 
@@ -179,4 +179,4 @@ def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_butto
             assert words in html, words
         assert "<img" not in html and "Speedup" not in html
         assert "speculoos replay run --draft tiny@heads --limit 12 -- -said" in html
-    assert page.count("data-steps=") == 1 and "data-steps" not in of_job
+    assert page.count("data-make=") == 1 and "data-make" not in of_job

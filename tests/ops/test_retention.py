@@ -222,7 +222,6 @@ def test_sizes_of_things_and_parts(filled_sqlite: Filled) -> None:
     states = sum(p.stat().st_size for p in heads.glob("attempt-1/state-*/*"))
     assert (by_id[ids["heads"]].bytes, by_id[ids["heads"]].states) == (whole, states)
     assert found.parts["models"] == len(b"base weights") and found.parts["database"] > 50_000
-    assert found.counts == {"runs": 2, "run_steps": 1, "job_logs": 1}
     assert found.used == sum(found.parts.values()) and found.disk_free > 0
 
 
