@@ -5,9 +5,10 @@ import json
 import gradio as gr
 import pytest
 
-from app.pages.checkpoints import recorded, replay
+from app.pages.checkpoints import CheckpointPanel, recorded
 from app.views import plan_view
 from app.views.checkpoint_rows import evaluations_table, last_measured
+from app.widgets.elements import hidden
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tests.tools.planned import cut, shape
@@ -134,9 +135,14 @@ def test_recorded_answers_of_the_base_are_offered_and_replayed_by_a_job(filled):
             rows.add(Dataset(id=name, name=name, kind="conversations", state="ready", rows=3, base_id=base))
     with reading(filled) as rows:
         assert [row_id for _, row_id in recorded(rows, rows.get(Checkpoint, "heads"))] == ["mine"]
-    assert "choose a dataset" in replay(filled, "heads", None)
-    assert "does not exist" in replay(filled, "gone", "mine")
-    assert "/runs?id=" in replay(filled, "heads", "mine")
+    with gr.Blocks() as blocks:
+        CheckpointPanel(filled, hidden("chosen"))
+    replay = next(
+        fn.fn for fn in blocks.fns.values() if fn.name == "submit" and fn.inputs[0].elem_id == "checkpoint-replay-name"
+    )
+    assert "choose a dataset" in replay("", "heads", None)[0]
+    assert "does not exist" in replay("", "gone", "mine")[0]
+    assert "/runs?id=" in replay("", "heads", "mine")[1]
     with reading(filled) as rows:
         job = rows.query(Job).filter(Job.kind == "replay").one()
         assert job.name == "Replay tiny@heads on mine"
