@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from speculoos.files import new_private_file, total_bytes
+from speculoos.files import new_private_file
 from speculoos.settings import Settings
 
 MB = 2**20
@@ -146,12 +146,6 @@ def delete_reserve(home: Path) -> None:
     """Delete the reserve, if it exists, to free space for urgent writes."""
     with suppress(OSError):
         (home / RESERVE).unlink()
-
-
-def largest_entries(home: Path) -> list[tuple[str, int]]:
-    """The home folder's three largest entries as (name, bytes), largest first."""
-    sizes = [(path.name, total_bytes(path)) for path in home.glob("*") if path.name != RESERVE]
-    return sorted(sizes, key=lambda item: -item[1])[:3]
 
 
 def nearest_existing(path: Path) -> Path:

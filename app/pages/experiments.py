@@ -9,11 +9,10 @@ from urllib.parse import quote
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.links import on_event_open
 from app.views import job_rows, job_view
 from app.views.checkpoint_rows import method_words
 from app.views.leaderboard import figure_cell
-from app.views.manage import SMALL, build_list, note_line
+from app.views.manage import build_list, note_line
 from app.views.trainings_view import comparison_url, evaluations_by_setting, held_out_of, labels, settings_of, tokens_of
 from app.widgets import spreadsheet
 from app.widgets.bulk import Action, bulk_bar, compare_button, on_bulk
@@ -28,12 +27,10 @@ from app.widgets.elements import (
     row_note,
     section,
 )
-from app.widgets.fields import one_line
 from app.widgets.formatting import ago, figure
 from app.widgets.list_page import Listing
 from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
 from app.widgets.picker import live, pager, pick, picker, table
-from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from speculoos.redaction import redact
 from speculoos.settings import Settings
@@ -65,7 +62,7 @@ def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
         return empty_list_html(
             list_query,
             "experiment",
-            "An experiment groups jobs. Create one above, or select jobs on Jobs and add them.",
+            "An experiment groups jobs: select jobs on Jobs and add them, or name one when you train.",
             "/runs",
             "Go to Jobs",
         )
@@ -113,22 +110,8 @@ class ExperimentPanel:
 
 def build(settings: Settings) -> None:
     page_header("Experiments", LEAD)
-    listed = build_list(settings, EXPERIMENTS, ExperimentPanel, build_form)
+    listed = build_list(settings, EXPERIMENTS, ExperimentPanel)
     listed.panel.wire(*listed.again)
-
-
-def build_form(settings: Settings) -> None:
-    with gr.Row(elem_classes="sp-find"):
-        name = one_line("New experiment", "experiments-name", max_length=200, scale=3)
-        make = gr.Button("Create", elem_id="experiments-make", **SMALL)
-    message = block(elem_id="experiments-said")
-
-    @show_errors("")
-    def create(text: str) -> tuple[str, str]:
-        with writing(settings) as session:
-            return "", f"/runs/experiments?id={experiments.create(session, text or '').id}"
-
-    on_event_open([make.click, name.submit], create, name, message)
 
 
 def remove(settings: Settings, job_id: str) -> None:

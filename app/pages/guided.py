@@ -81,7 +81,7 @@ class GuidedPage:
     def _run(self, session: Session, experiment: Experiment | None) -> str:
         if experiment:
             again = tag("a", "← Another guided run", href=PAGES["guided"], class_="sp-back")
-            return again + guided_view.run_view(session, self.settings, experiment)
+            return again + guided_view.run_view(session, experiment)
         last = guided_view.latest(session)
         link = f"{PAGES['guided']}?experiment={last.id}" if last else ""
         return notice(f"Last run: {last.name}.", "info", link, "Open") if last else ""

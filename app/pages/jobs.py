@@ -5,7 +5,6 @@ Everything is drawn from rows, so a reload or a restarted web process shows the 
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -27,7 +26,7 @@ from app.views import (
     verdict,
 )
 from app.views.job_forms import own_kind_form
-from app.views.manage import SMALL, note_line, outcome_notice
+from app.views.manage import SMALL, note_line
 from app.widgets.bulk import Action, bulk_bar, compare_button, name_field
 from app.widgets.elements import QUIET, block, link_button, page_header
 from app.widgets.list_page import Listing
@@ -88,7 +87,7 @@ def build(settings: Settings) -> None:
 
 def actions(settings: Settings) -> dict[str, Action]:
     return {
-        "cancel": Action("Stop requested", lambda job_id: cancel(settings, job_id)),
+        "cancel": Action("Stop requested", lambda job_id: submit.request_cancel(job_id, settings)),
         "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
         "add": Action("Added to the experiment", lambda job_id, name: add(settings, job_id, name), named=True),
     }
@@ -104,16 +103,6 @@ OUTPUTS: tuple[tuple[type, str, str], ...] = (
     (Base, "model", "models"),
     (Checkpoint, "draft", "checkpoints"),
 )
-
-
-MESSAGE_TIME = "(message) => { window.speculoosMessageTime = message ? Date.now() : 0; }"
-STALE = """(message) => {
-  const now = document.querySelector('#job-head [data-state]')?.dataset.state;
-  const before = window.speculoosState;
-  window.speculoosState = now;
-  return before && before !== now && Date.now() - window.speculoosMessageTime > 1500 ? '' : message;
-}"""
-"""Clears the message of a button once the job's state has changed."""
 
 
 class JobPanel:
@@ -140,26 +129,23 @@ class JobPanel:
         self.outputs = [self.message]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        for button, action in ((self.cancel, cancel), (self.retry, retry)):
+        for button, action in ((self.cancel, submit.request_cancel), (self.retry, submit.retry)):
             act = partial(self._act, action)
             button.click(act, self.chosen, self.message, **QUIET).then(redraw, inputs, outputs, **QUIET)
-        self.message.change(None, self.message, None, js=MESSAGE_TIME, api_visibility="private")
-        self.head.change(None, self.message, self.message, js=STALE, api_visibility="private")
-        on_event_open(self.clone.click, self._clone, self.chosen, self.message)
+        on_event_open(self.clone.click, partial(clone, self.settings), self.chosen, self.message)
 
+    @show_errors()
     def _act(self, action: Any, job_id: str) -> str:
-        return outcome_notice(lambda: action(self.settings, job_id))
-
-    @show_errors("")
-    def _clone(self, job_id: str) -> tuple[str, str]:
-        return "", clone(self.settings, job_id)
+        """No message on success: the head of the page tells the new state."""
+        action(job_id, self.settings)
+        return ""
 
     def live_view(self, session: Session, job: Job) -> list[Any]:
         state = JobState(job.state)
         word, is_part = "Retry" if state == JobState.FAILED else "Resume", bool(job.parent_id)
         charts = metrics_view.charts(reports.sampled_metrics(session, job.id, but=reports.COUNTER_PREFIX))
         return [
-            head(session, job, self.settings.home),
+            head(session, job),
             gr.Button(visible=not is_part and state not in FINISHED, interactive=not job.cancel_requested),
             gr.Button(word, visible=not is_part and state.can_become(JobState.QUEUED)),
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
@@ -180,8 +166,8 @@ def samples(session: Session, job: Job) -> str:
     return job_rows.samples((s.step, s.record) for s in reports.samples(session, job.id))
 
 
-def head(session: Session, job: Job, home: Path | None = None) -> str:
-    """Name, state, progress, banner and results of the job. `home`: the home folder, to show its free disk space."""
+def head(session: Session, job: Job) -> str:
+    """Name, state, progress, banner and results of the job."""
     parts = [
         job_rows.title(job),
         note_line(job),
@@ -189,7 +175,7 @@ def head(session: Session, job: Job, home: Path | None = None) -> str:
         job_rows.experiment_link(session, job),
         job_view.progress(job),
         job_rows.shards_part(session, job),
-        generation_view.part(session, job, home),
+        generation_view.part(session, job),
         status_line(session, job),
     ]
     results = verdict.part(session, job) + download_link(session, job) + evaluation_view.report_of(session, job)
@@ -245,18 +231,10 @@ def download_link(session: Session, job: Job) -> str:
     return tag("div", link, class_="sp-link-row")
 
 
-def cancel(settings: Settings, job_id: str) -> str:
-    job = submit.request_cancel(job_id, settings)
-    return "Cancelled." if job.state == JobState.CANCELLED else "Stop requested; finished work is saved first."
-
-
-def retry(settings: Settings, job_id: str) -> str:
-    submit.retry(job_id, settings)
-    return "Queued again; it continues from the last saved state."
-
-
-def clone(settings: Settings, job_id: str) -> str:
+@show_errors("")
+def clone(settings: Settings, job_id: str) -> tuple[str, str]:
     """URL of the form with this job's values or, for kinds without a form, of a new job with the same request."""
     with reading(settings) as session:
         job = jobs.get(session, job_id)
-    return clone_form(job) or f"/runs?id={submit.clone(job_id, user=visitor.user(), settings=settings).id}"
+    form = clone_form(job)
+    return "", form or f"/runs?id={submit.clone(job_id, user=visitor.user(), settings=settings).id}"

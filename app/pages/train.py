@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import gradio as gr
 from sqlalchemy.orm import Session
@@ -31,7 +31,8 @@ from formats import FORMATS, OWN
 from formats.refusals import no_server_reason
 from models.methods import METHODS
 from models.methods.recipes import list_recipes
-from speculoos.errors import BadInput, SpeculoosError
+from ops.homes import names
+from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import experiments
 from tracking.db import reading
@@ -54,15 +55,6 @@ LONGEST = 100
 def build(settings: Settings) -> None:
     page_header("Train", "Train a draft to predict the base model's next tokens. The base model stays frozen.")
     TrainPage(settings).wire()
-
-
-class TrainSubmission(NamedTuple):
-    """Values of the form: the training request and options outside of it."""
-
-    request: Train
-    name: str
-    experiment: str
-    measure: bool
 
 
 class TrainPage:
@@ -183,21 +175,13 @@ class TrainPage:
     def choose_recipe(self, method: str, recipe: str) -> list[Any]:
         return self.advanced.fill(forms.recipe_values(method, recipe))
 
-    def submission(
-        self,
-        base: str,
-        data: list[str],
-        method: str,
-        recipe: str,
-        name: str,
-        experiment: str,
-        measure: bool,
-        *values: Any,
-    ) -> TrainSubmission:
-        options = dict(zip(PROCESSES, values, strict=False))
-        settings = self.advanced.named(values[len(PROCESSES) :], method)
+    def submission(self, *values: Any) -> tuple[Train, str, str, bool]:
+        """The request, and what is not part of it: name, experiment, whether to evaluate the draft."""
+        base, data, method, recipe, name, experiment, measure, *rest = values
+        options = dict(zip(PROCESSES, rest, strict=False))
+        settings = self.advanced.named(rest[len(PROCESSES) :], method)
         request = forms.train_request(base or "", data or [], method, recipe, settings, options)
-        return TrainSubmission(request, name.strip(), (experiment or "").strip(), bool(measure))
+        return request, name.strip(), (experiment or "").strip(), bool(measure)
 
     def review_now(self, *values: Any) -> tuple[Any, Any]:
         """Estimate, warnings and command, or the error; the estimate in one line. No change for a recipe of another
@@ -206,24 +190,16 @@ class TrainPage:
         if valid_recipe(method, recipe, "") != recipe:
             return gr.skip(), gr.skip()
         try:
-            submission = self.submission(*values)
-            with reading(self.settings) as session:
-                return review_box(session, self.settings, submission)
+            return review_box(self.settings, *self.submission(*values))
         except SpeculoosError as error:
             return notice(error_text(error), "warn"), in_line(error)
 
     def start_training(self, *values: Any) -> tuple[str, str, Any]:
         """Submit the job: (notice, URL to open, text of the line on narrow screens)."""
         try:
-            submission = self.submission(*values)
-            job = submit_training(
-                submission.request,
-                measure=submission.measure,
-                name=submission.name,
-                experiment=submission.experiment or None,
-                user=visitor.user(),
-                settings=self.settings,
-            )[0]
+            request, name, experiment, measure = self.submission(*values)
+            options = {"measure": measure, "name": name, "experiment": experiment or None, "user": visitor.user()}
+            job = submit_training(request, **options, settings=self.settings)[0]
         except SpeculoosError as error:
             return notice(error_text(error), "bad"), "", in_line(error)
         return "", f"/runs?id={job.id}", gr.skip()
@@ -322,18 +298,12 @@ def warnings(session: Session, request: Train) -> list[str]:
     return sentences
 
 
-def review_box(session: Session, settings: Settings, submission: TrainSubmission) -> tuple[str, str]:
-    """Review of a valid request, the estimate in one line. Raises BadInput."""
-    request = submission.request
-    if session.get(Base, request.base_id) is None:
-        raise BadInput("Base model: this model was deleted; choose another.")
-    sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
-    if None in sets:
-        raise BadInput("Data: this dataset was deleted; choose another.")
-    names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
-    notes = "".join(notice(text, "warn") for text in warnings(session, request))
+def review_box(settings: Settings, request: Train, name: str, experiment: str, measure: bool) -> tuple[str, str]:
+    """Review of a valid request, the estimate in one line. Raises BadInput or NotFound."""
     estimate = check_and_estimate(settings, request)
-    flags = ["--measure"] if submission.measure else []
-    flags += ["--experiment", submission.experiment] if submission.experiment else []
-    html = notes + review(estimate, command_for(request, names, submission.name, flags))
-    return tag("div", html, class_="sp-stack"), line(estimate)
+    flags = ["--measure"] if measure else []
+    flags += ["--experiment", experiment] if experiment else []
+    with reading(settings) as session:
+        notes = "".join(notice(text, "warn") for text in warnings(session, request))
+        command = command_for(request, names(session), name, flags)
+    return tag("div", notes + review(estimate, command), class_="sp-stack"), line(estimate)

@@ -1,9 +1,7 @@
-"""HTML of a running generation: rows, tokens, speeds, skipped rows with reasons, disk space and the first responses.
+"""HTML of a running generation: rows, tokens, speeds, skipped rows with reasons and the first responses.
 Pure functions of rows; text of models and users is escaped."""
 
-import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -12,7 +10,7 @@ from sqlalchemy.orm import Session
 from app.views.job_rows import sample_card
 from app.views.job_view import shown_done
 from app.widgets.elements import row_note, tiles
-from app.widgets.formatting import duration, size
+from app.widgets.formatting import duration
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
 from tracking import reports
@@ -31,14 +29,14 @@ FIRST = 6
 """Number of responses and of skipped rows that are shown."""
 
 
-def part(session: Session, job: Job, home: Path | None = None) -> str:
+def part(session: Session, job: Job) -> str:
     """Details below a generation's progress; "" for other jobs and before the first rows."""
     if job.kind not in KINDS or job.state == JobState.QUEUED:
         return ""
     now = reports.generation_progress(session, job.id)
     if not now.rows and not now.left_out:
         return ""
-    shown = tiles(figures(job, now)) + speeds(now) + disk_space(job, now, home)
+    shown = tiles(figures(job, now)) + speeds(now)
     if now.left_out:
         shown += skipped_rows_table(now.left_out, reports.generation_samples(session, job.id, REJECTED_ROWS, 4 * FIRST))
     return tag("section", shown, class_="sp-stack", aria_label="This generation")
@@ -60,17 +58,6 @@ def speeds(now: GenerationProgress) -> str:
     rows = [[safe(n), kind, f"{speed:,.0f}"] for kind, by_name in kinds.items() for n, speed in sorted(by_name.items())]
     columns = ["Name", "Kind", "Tokens per second"]
     return table(columns, rows, "Speeds", wide_first=True, named=columns[2:]) if len(rows) > 1 else ""
-
-
-def disk_space(job: Job, now: GenerationProgress, home: Path | None) -> str:
-    if not now.rows or job.state != JobState.RUNNING:
-        return ""
-    words = f"{size(now.bytes)} of rows so far"
-    if job.total and job.total > now.rows:
-        words += f", about {size(now.bytes / now.rows * job.total)} in total"
-    if home is not None and home.exists():
-        words += f"; {size(shutil.disk_usage(home).free)} of disk space free"
-    return tag("p", safe(f"{words}."), class_="sp-lead")
 
 
 def skipped_rows_table(counts: Mapping[str, int], examples: Sequence[Mapping[str, Any]]) -> str:

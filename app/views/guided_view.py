@@ -14,7 +14,6 @@ from app.widgets.formatting import ago
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
 from formats import FORMATS
-from speculoos.settings import Settings
 from tracking import listing, reports
 from tracking.experiments import jobs_of
 from tracking.tables import Base, Checkpoint, Experiment, Job
@@ -35,32 +34,32 @@ def is_active(jobs: list[Job]) -> bool:
     return any(job.state in ACTIVE for job in jobs)
 
 
-def run_view(session: Session, settings: Settings, experiment: Experiment) -> str:
+def run_view(session: Session, experiment: Experiment) -> str:
     """The whole run: result or state, then its jobs as steps."""
     jobs, queues = jobs_of(session, experiment.id), listing.Queues(session)
     title = detail_head(experiment.name.removeprefix(EXPERIMENT), row_note(f"started {ago(experiment.created_at)}"))
-    steps = "".join(_step(session, settings, queues, number, job) for number, job in enumerate(jobs, 1))
+    steps = "".join(_step(session, queues, number, job) for number, job in enumerate(jobs, 1))
     parts = title + _result(session, jobs) + tag("div", steps, class_="sp-steps")
     state = "active" if is_active(jobs) else "ended"
     return tag("section", parts, class_="sp-stack", data_state=state, aria_label="Guided run")
 
 
-def _step(session: Session, settings: Settings, queues: listing.Queues, number: int, job: Job) -> str:
+def _step(session: Session, queues: listing.Queues, number: int, job: Job) -> str:
     mark = "✓" if job.state == "SUCCEEDED" else "×" if job.state == "FAILED" else str(number)
     name = tag("a", safe(job.name), href=f"{PAGES['jobs']}?id={job.id}", class_="sp-row-name")
     note = row_note(queues.waits_for(job) if job.state == "QUEUED" else kind_title(job.kind))
     how = progress(job) if job.state in ("RUNNING", "INTERRUPTED") else ""
     how += banner(job) if job.state in ("FAILED", "CANCELLED", "INTERRUPTED") else ""
-    how += _live(session, settings, job)
+    how += _live(session, job)
     body = tag("div", tag("div", name + state_badge(job), class_="sp-detail-head") + note + how, class_="sp-step-body")
     number_html = tag("span", mark, class_="sp-step-number", aria_hidden="true")
     return tag("div", number_html + body, class_=f"sp-step sp-{TONES.get(job.state, 'waiting')}", data_state=job.state)
 
 
-def _live(session: Session, settings: Settings, job: Job) -> str:
+def _live(session: Session, job: Job) -> str:
     """Counters of a generation, τ of a training, results per question of an evaluation."""
     if job.state == "RUNNING":
-        live = generation_view.part(session, job, settings.home)
+        live = generation_view.part(session, job)
         live += evaluation_view.so_far(session, job.id) if job.kind == "evaluate" else ""
         if live:
             return live

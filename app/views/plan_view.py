@@ -1,7 +1,6 @@
-"""Plans: the form on a model's page that predicts the speedup of drafts on this or another machine before training, and
+"""Plans: the form on a model's page that predicts the speedup of drafts before training, and
 the result on its job's page."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,6 @@ from app.widgets.formatting import interval
 from app.widgets.picker import table
 from app.widgets.setting_fields import setting_control
 from app.widgets.text import safe, tag
-from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.tables import Base, Job
@@ -27,8 +25,6 @@ PLAIN = "plain"
 Result = Mapping[str, Any]
 LEAD = "Predicts the speedup of draft shapes and batch sizes from measured step times and acceptance rates."
 NO_DRAFT = ("None: standalone drafts with layers of the base model", "")
-FIGURES = "JSON written by `speculoos plan --keep FILE` on the other machine. Empty: measure on this machine."
-LONGEST = 200_000
 
 
 class PlanForm:
@@ -41,11 +37,8 @@ class PlanForm:
                 self.draft = dropdown([NO_DRAFT], value="", label="Draft", elem_id="plans-draft", min_width=240)
                 batches = setting_control(PlanRequest.options()["batches"], "plans-batches")
                 layers = setting_control(PlanRequest.options()["layers"], "plans-layers")
-            figures = gr.Textbox(
-                label="Measurements of another machine", info=FIGURES, lines=2, max_lines=8, elem_id="plans-figures"
-            )
             fields = {"base": chosen, "draft": self.draft, "batches": batches, "layers": layers}
-            form = JobForm(settings, "plans", "Plan", {**fields, "figures": figures}, plan_request)
+            form = JobForm(settings, "plans", "Plan", fields, plan_request)
         self.outputs = [self.box, self.draft, form.review]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
@@ -58,27 +51,9 @@ class PlanForm:
         return [box, gr.Dropdown(drafts, value=choices.valid_choice(drafts, requested or None)), ""]
 
 
-def plan_request(base: str, draft: str, batches: str, layers: str, figures: str) -> PlanRequest:
+def plan_request(base: str, draft: str, batches: str, layers: str) -> PlanRequest:
     """The request of the form's values. Raises BadInput with the field's name."""
-    return PlanRequest(
-        base_id=base, checkpoint_id=draft or "", batches=batches or "", layers=layers or "", costs=figures_of(figures)
-    )
-
-
-def figures_of(text: str) -> dict[str, Any]:
-    """Measurements of another machine; {} for an empty field. The job checks the keys."""
-    if not (text or "").strip():
-        return {}
-    try:
-        costs = json.loads(text) if len(text) <= LONGEST else None
-    except (ValueError, RecursionError):
-        costs = None
-    if not isinstance(costs, dict) or "target_ms" not in costs:
-        raise BadInput(
-            f"Measurements of another machine: enter the JSON object that `speculoos plan --keep FILE` wrote, at most "
-            f"{LONGEST:,} characters."
-        )
-    return costs
+    return PlanRequest(base_id=base, checkpoint_id=draft or "", batches=batches or "", layers=layers or "")
 
 
 def report(job: Job) -> str:

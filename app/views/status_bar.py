@@ -1,9 +1,7 @@
 """Status strip on top of every page: the running job, the processes, GPUs, the disk. Reads rows only."""
 
 import shutil
-import time
 from collections.abc import Mapping
-from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 
@@ -26,8 +24,6 @@ LOW_DISK = 2 * 10**9
 """Free bytes below which the strip warns."""
 ROOM_PAGE = "/settings/storage"
 """Page to free disk space."""
-SIZE_CACHE_SECONDS = 60
-"""Cache time of the sizes of the largest folders; computing them reads every file's size."""
 
 
 def render(settings: Settings) -> str:
@@ -115,20 +111,9 @@ def disk_chip(home: Path) -> str:
 def disk_notice(settings: Settings) -> str:
     """Notice on every page while the disk is full or has too little space for jobs; otherwise ""."""
     if resources.is_disk_full(settings.home):
-        words = f"The disk that holds {settings.home} is full; nothing can be stored. {largest_words(settings.home)}"
+        words = f"The disk that holds {settings.home} is full; nothing can be stored."
     elif shortage := resources.disk_shortage(settings):
-        words = f"Jobs pause: {shortage.sentence}. {largest_words(settings.home)}"
+        words = f"Jobs pause: {shortage.sentence}."
     else:
         return ""
     return notice(words, "bad", ROOM_PAGE, "Free up space")
-
-
-def largest_words(home: Path) -> str:
-    """`Largest folders: models 12.0 GB, checkpoints 3.1 GB, logs 200 MB.`"""
-    names = [f"{name} {size(weight)}" for name, weight in _largest(home, int(time.monotonic() // SIZE_CACHE_SECONDS))]
-    return f"Largest folders: {', '.join(names)}." if names else ""
-
-
-@lru_cache(maxsize=4)
-def _largest(home: Path, period: int) -> list[tuple[str, int]]:
-    return resources.largest_entries(home)

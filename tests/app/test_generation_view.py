@@ -54,7 +54,7 @@ def test_speeds_are_of_what_runs_and_counts_of_all(home: Settings, job: Job) -> 
 def test_the_page_says_it_all_and_shows_foreign_text_as_text(home: Settings, job: Job) -> None:
     with db.reading(home) as session:
         row = jobs.get(session, job.id)
-        html, shown = head(session, row, home.home), samples(session, row)
+        html, shown = head(session, row), samples(session, row)
         assert not no_charts(row).startswith("The first numbers")
     for words in (
         "800",
@@ -62,11 +62,8 @@ def test_the_page_says_it_all_and_shows_foreign_text_as_text(home: Settings, job
         "other worker",
         "pair 2",
         "The response was truncated",
-        "8.0 kB of rows so far",
-        "of disk space free",
     ):
         assert words in html, words
-    assert "about 50.0 kB in total" in html, "fifty rows like the eight"
     assert "say &lt;img" in shown and "truncated at the limit" in shown and "<img" not in html + shown
 
 
@@ -80,7 +77,7 @@ def test_a_page_takes_as_few_queries_for_many_shards_as_for_few(home: Settings) 
             say(home, shard, rows=1, tokens=5, bytes=9, speed=1, **{"left_out/cut": 1})
         with counted(home) as queries, db.reading(home) as session:
             row = session.get_one(Job, job.id)
-            assert head(session, row, home.home) and samples(session, row)
+            assert head(session, row) and samples(session, row)
         sent.append(len(queries))
     assert sent[0] == sent[1] <= 14
 

@@ -345,9 +345,9 @@ def test_a_form_is_the_matrix_it_says() -> None:
     [
         ({"models": None}, "Models: choose"),
         ({"suites": []}, "Suites: choose"),
-        ({"temperatures": "warm"}, "Temperatures: expected a number"),
-        ({"temperatures": ""}, "Temperatures: expected one or more numbers"),
-        ({"temperatures": "9"}, "Temperatures: expected 0 to 5"),
+        ({"temperatures": "warm"}, "Temperatures: expected one or more numbers from 0 to 5"),
+        ({"temperatures": ""}, "Temperatures: expected one or more numbers from 0 to 5"),
+        ({"temperatures": "9"}, "Temperatures: expected one or more numbers from 0 to 5"),
         ({"tree_lines": "oak"}, "Tree 'oak'"),
         ({"limit": 0}, "Max questions per suite"),
     ],

@@ -253,7 +253,7 @@ def test_a_job_whose_name_was_made_up_can_be_noted(filled):
 
 
 def test_cloning_a_training_opens_its_form(filled):
-    assert clone(filled, "succeeded") == "/runs/new?clone=succeeded"
+    assert clone(filled, "succeeded") == ("", "/runs/new?clone=succeeded")
 
 
 def test_endpoints_and_bases_can_answer(filled):
@@ -378,13 +378,13 @@ def test_a_guided_run_shows_its_steps_and_then_the_draft(filled):
         rows.get(Checkpoint, "heads").job_id = "succeeded"
     with reading(filled) as rows:
         experiment = guided_view.latest(rows)
-        html = guided_view.run_view(rows, filled, experiment)
+        html = guided_view.run_view(rows, experiment)
         assert experiment.id == "experiment" and 'data-state="active"' in html and "Running on the server" in html
         assert home_page.address(rows, rows.get(Job, "running")) == "/runs/guided?experiment=experiment"
     with writing(filled) as rows:
         rows.get(Job, "running").state = "SUCCEEDED"
     with reading(filled) as rows:
-        html = guided_view.run_view(rows, filled, rows.get(Experiment, "experiment"))
+        html = guided_view.run_view(rows, rows.get(Experiment, "experiment"))
         assert 'data-state="ended"' in html and "Running on the server" not in html
         assert "/playground?model=tiny%40heads" in html and "/models/drafts?id=heads" in html
         assert "2.50" in html
@@ -397,7 +397,7 @@ def test_a_broken_guided_run_says_where_it_broke_and_shows_what_was_trained(fill
         rows.get(Job, "succeeded").kind = "train"
         rows.get(Checkpoint, "heads").job_id = "succeeded"
     with reading(filled) as rows:
-        html = guided_view.run_view(rows, filled, rows.get(Experiment, "experiment"))
+        html = guided_view.run_view(rows, rows.get(Experiment, "experiment"))
         assert "Chat with the draft" in html and "/runs?id=failed" in html
 
 

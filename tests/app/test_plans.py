@@ -76,17 +76,13 @@ def test_another_kind_of_job_is_no_plan(filled):
 
 
 def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
-    good = plan_view.plan_request("base", "", "8, 1,1", "2", "")
+    good = plan_view.plan_request("base", "", "8, 1,1", "2")
     assert (good.batches, good.layers, good.costs) == ([1, 8], [2], {})
-    assert plan_view.plan_request("base", "", "1", "", '{"target_ms": {"1": {"1": 3}}}').costs
     for values, word in (
-        (("base", "", "1,x", "2", ""), "Batch sizes"),
-        (("base", "", "1,65", "2", ""), "Batch sizes"),
-        (("base", "", "9" * 5000, "2", ""), "Batch sizes"),
-        (("base", "", "1", "0", ""), "Layers"),
-        (("base", "", "1", "2", "{"), "Measurements"),
-        (("base", "", "1", "2", "[1]"), "Measurements"),
-        (("base", "", "1", "2", "x" * 200_001), "200,000"),
+        (("base", "", "1,x", "2"), "Batch sizes"),
+        (("base", "", "1,65", "2"), "Batch sizes"),
+        (("base", "", "9" * 5000, "2"), "Batch sizes"),
+        (("base", "", "1", "0"), "Layers"),
     ):
         with pytest.raises(BadInput, match=word):
             plan_view.plan_request(*values)

@@ -39,7 +39,9 @@ class GenerateData(Request):
         256, "Max tokens per response; longer ones are truncated.", 1, 100_000, label="Max tokens per response"
     )
     temperature: float = setting(0.0, "0 is greedy: always the most likely token.", 0, 5)
-    top_p: float = setting(1.0, "Sample from the most likely tokens with this total probability.", 0, 1, label="Top-p")
+    top_p: float = setting(
+        1.0, "Sample from the most likely tokens with this total probability.", 0.01, 1, label="Top-p"
+    )
     batch_size: int = setting(16, "Responses generated at once; more is faster and needs more memory.", 1, 4096)
     seed: int = setting(0, "Seed of sampling.")
     max_minutes: float | None = setting(
