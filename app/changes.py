@@ -55,8 +55,7 @@ class ChangesCache:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self._results: dict[tuple[str, ...], tuple[float, Any]] = {}
-        self._pending: dict[tuple[str, ...], asyncio.Task[Any]] = {}
+        self._tasks: dict[tuple[str, ...], tuple[float, asyncio.Task[Any]]] = {}
 
     async def answer(self, page: str, row_id: str, shown: str) -> dict[str, Any]:
         """`page`: the signature ("" while the database is not available); `strip`: its HTML and tag, unless `shown` is
@@ -68,20 +67,11 @@ class ChangesCache:
         return {"page": signature, "wait": wait, **({} if tag == shown else {"strip": {"tag": tag, "html": html}})}
 
     async def _cached(self, key: tuple[str, ...], query: Callable[[], Any]) -> Any:
-        at, result = self._results.get(key, (0.0, None))
-        if at and time.monotonic() - at < CACHE_SECONDS:
-            return result
-        if key not in self._pending:
-            self._pending[key] = task = asyncio.create_task(asyncio.to_thread(query))
-            task.add_done_callback(lambda done: self._store(key, done))
-        return await asyncio.shield(self._pending[key])
-
-    def _store(self, key: tuple[str, ...], done: "asyncio.Task[Any]") -> None:
-        del self._pending[key]
-        now = time.monotonic()
-        self._results = {k: entry for k, entry in self._results.items() if now - entry[0] < CACHE_SECONDS}
-        if not done.cancelled() and done.exception() is None:
-            self._results[key] = now, done.result()
+        now, tasks = time.monotonic(), self._tasks.items()
+        self._tasks = {k: (at, task) for k, (at, task) in tasks if now - at < CACHE_SECONDS or not task.done()}
+        if key not in self._tasks:
+            self._tasks[key] = now, asyncio.create_task(asyncio.to_thread(query))
+        return await asyncio.shield(self._tasks[key][1])
 
     def _strip(self) -> tuple[str, bool]:
         """HTML of the strip, and whether a job runs."""

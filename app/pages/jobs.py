@@ -171,8 +171,7 @@ def head(session: Session, job: Job) -> str:
     parts = [
         job_rows.title(job),
         note_line(job),
-        job_rows.whole_link(session, job),
-        job_rows.experiment_link(session, job),
+        job_rows.belongs_to(session, job),
         job_view.progress(job),
         job_rows.shards_part(session, job),
         generation_view.part(session, job),

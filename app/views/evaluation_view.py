@@ -11,7 +11,7 @@ from app.views.leaderboard import address, command, figure_cell, interval_ends, 
 from app.views.manage import note_line
 from app.widgets.elements import badge, detail_head, facts, fold, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
-from app.widgets.intervals import bars
+from app.widgets.intervals import Bar, bar_chart
 from app.widgets.picker import table
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
@@ -209,35 +209,35 @@ def breakdown(row: Evaluation, again: bool = True) -> str:
 def depths(result: Mapping[str, Any]) -> str:
     """Acceptance rate of the tokens drafted at a depth whose predecessors were accepted."""
     rates = [rate for rate in result.get("acceptance_by_depth") or () if isinstance(rate, int | float)]
-    return bars("Acceptance by depth", [(f"Depth {depth}", rate, f"{rate:.0%}") for depth, rate in enumerate(rates, 1)])
+    rows = [Bar(f"Depth {depth}", rate, f"{rate:.0%}") for depth, rate in enumerate(rates, 1)]
+    return bar_chart("Acceptance by depth", rows)
 
 
 def lengths(result: Mapping[str, Any]) -> str:
     counts = [count for count in result.get("lengths") or () if isinstance(count, int)]
     total = sum(counts)
     shares = [count / total for count in counts] if total else []
-    rows = [(f"{n} token{'s' if n > 1 else ''}", share, f"{share:.0%}") for n, share in enumerate(shares, 1)]
-    return bars("Tokens per step", rows, f"{total:,} steps; τ is their mean.")
+    rows = [Bar(f"{n} token{'s' if n > 1 else ''}", share, f"{share:.0%}") for n, share in enumerate(shares, 1)]
+    return bar_chart("Tokens per step", rows, f"{total:,} steps; τ is their mean.")
 
 
 def by_position(result: Mapping[str, Any]) -> str:
     spans = result.get("by_position") or []
-    most = max((span["tau"] for span in spans), default=0)
     ends = [*(later["from"] for _, later in pairwise(spans)), None]
     rows = [
-        (f"{span['from']} – {end - 1}" if end else f"from {span['from']}", span["tau"] / most, f"{span['tau']:.2f}")
+        Bar(f"{span['from']} – {end - 1}" if end else f"from {span['from']}", span["tau"], f"{span['tau']:.2f}")
         for span, end in zip(spans, ends, strict=False)
     ]
-    return bars("τ by position in the response", rows, "Number of response tokens before the step.")
+    return bar_chart("τ by position in the response", rows, "Number of response tokens before the step.")
 
 
 def by_class(result: Mapping[str, Any]) -> str:
     rows = []
     for each in result.get("by_class") or ():
         share = each["drafted"] / each["tokens"] if each["tokens"] else 0.0
-        rows.append((f"{each['class']} ({each['tokens']:,})", share, f"{share:.0%}"))
+        rows.append(Bar(f"{each['class']} ({each['tokens']:,})", share, f"{share:.0%}"))
     hint = "Share of the generated tokens of a kind that came from accepted draft tokens."
-    return bars("Drafted, by kind of token", rows, hint)
+    return bar_chart("Drafted, by kind of token", rows, hint)
 
 
 def worst(row: Evaluation, again: bool) -> str:

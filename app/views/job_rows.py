@@ -87,55 +87,36 @@ def time_words(job: Job) -> str:
     return (f"took {duration(took)}, " if took is not None else "") + f"ended {ago(job.finished_at)}"
 
 
-Result = Mapping[str, Any]
+Words = Callable[[Any], str]
+IMPORTED: Mapping[str, Words] = {"rows": "{:,.0f} rows".format, "bad_rows": "{:,.0f} skipped".format}
+GENERATED: Mapping[str, Words] = {"rows": "{:,.0f} responses".format, "tokens": "{:,.0f} tokens".format}
+RESULTS: Mapping[str, Mapping[str, Words]] = {
+    **{
+        "import_prompts": IMPORTED,
+        "import_answered": IMPORTED,
+        "generate_data": GENERATED,
+        "generate_shard": GENERATED,
+    },
+    "train": {"mean_accepted_length": "held-out τ {:.2f}".format, "loss": "loss {:.3f}".format},
+    "evaluate": {"mean_accepted_length": "τ {:.2f}".format, "speedup": "{:.2f} ×".format},
+    "replay": {"tau": "τ {:.2f}".format, "projected_speedup": "{:.2f} × projected".format},
+    **dict.fromkeys(("plan", "tune"), {"verdict": str}),
+    "matrix": {"cells": "{:,.0f} cells".format},
+    "export": {"format": str, "bytes": size},
+    "import_draft": {"method": method_words},
+    **dict.fromkeys(("fetch_model", "quantize"), {}),
+}
+"""Job kind → what its result shows: key → text of the value."""
 
 
 def outcome(job: Job) -> str:
     """Short result of a finished job: rows, responses, loss and τ, τ and speedup."""
-    if job.state != "SUCCEEDED" or not job.result or job.kind not in RESULT_TEXTS:
+    if job.state != "SUCCEEDED" or not job.result:
         return ""
-    return " · ".join(filter(None, RESULT_TEXTS[job.kind](job.result)))
-
-
-def _number(result: Result, key: str, form: str) -> str:
-    value = finite_number(result.get(key))
-    return form.format(value) if value else ""
-
-
-def _imported(result: Result) -> list[str]:
-    return [_number(result, "rows", "{:,.0f} rows") + _number(result, "bad_rows", ", {:,.0f} skipped")]
-
-
-def _generated(result: Result) -> list[str]:
-    return [_number(result, "rows", "{:,.0f} responses"), _number(result, "tokens", "{:,.0f} tokens")]
-
-
-def _trained(result: Result) -> list[str]:
-    tau, loss = _number(result, "mean_accepted_length", "held-out τ {:.2f}"), _number(result, "loss", "loss {:.3f}")
-    return [tau, loss] if tau or loss else [_number(result, "step", "{:,.0f} steps")]
-
-
-def _measured(result: Result) -> list[str]:
-    tau = _number(result, "mean_accepted_length", "τ {:.2f}") or _number(result, "tau", "τ {:.2f}")
-    projected = _number(result, "projected_speedup", "{:.2f} × projected")
-    return [tau, _number(result, "speedup", "{:.2f} ×") or projected]
-
-
-def _exported(result: Result) -> list[str]:
-    return [f"{result.get('format', '')}, {size(result['bytes'])}" if finite_number(result.get("bytes")) else ""]
-
-
-RESULT_TEXTS: dict[str, Callable[[Result], list[str]]] = {
-    **dict.fromkeys(("import_prompts", "import_answered"), _imported),
-    **dict.fromkeys(("generate_data", "generate_shard"), _generated),
-    **dict.fromkeys(("evaluate", "replay"), _measured),
-    **dict.fromkeys(("plan", "tune"), lambda result: [str(result.get("verdict") or "")]),
-    "train": _trained,
-    "matrix": lambda result: [_number(result, "cells", "{:,.0f} cells")],
-    "export": _exported,
-    "import_draft": lambda result: [method_words(str(result.get("method") or ""))],
-    **dict.fromkeys(("fetch_model", "quantize"), lambda result: ["added"]),
-}
+    found = [(job.result.get(key), words) for key, words in RESULTS.get(job.kind, {}).items()]
+    return " · ".join(
+        words(value) for value, words in found if value and (isinstance(value, str) or finite_number(value))
+    )
 
 
 def shards_part(session: Session, job: Job) -> str:
@@ -164,20 +145,15 @@ def _square(shard: Any, noun: str) -> str:
     return tag("li", link)
 
 
-def whole_link(session: Session, job: Job) -> str:
-    """Link from a shard to its parent job; "" for other jobs."""
-    if not job.parent_id:
-        return ""
-    link = tag("a", safe(session.get_one(Job, job.parent_id).name), href=f"/runs?id={job.parent_id}")
-    return tag("p", f"{'Cell' if job.kind == 'evaluate' else 'Shard'} {job.number + 1} of {link}", class_="sp-lead")
-
-
-def experiment_link(session: Session, job: Job) -> str:
-    row = session.get(Experiment, job.experiment_id or "")
-    if row is None:
-        return ""
-    name = tag("a", safe(row.name), href=f"/runs/experiments?id={row.id}")
-    return tag("p", f"Part of the experiment {name}.", class_="sp-lead")
+def belongs_to(session: Session, job: Job) -> str:
+    """Links to the parent job of a shard and to the experiment; "" without them."""
+    html = ""
+    if job.parent_id:
+        parent = tag("a", safe(session.get_one(Job, job.parent_id).name), href=f"/runs?id={job.parent_id}")
+        html = f"{'Cell' if job.kind == 'evaluate' else 'Shard'} {job.number + 1} of {parent}. "
+    if row := session.get(Experiment, job.experiment_id or ""):
+        html += f"Experiment: {tag('a', safe(row.name), href=f'/runs/experiments?id={row.id}')}."
+    return html and tag("p", html, class_="sp-lead")
 
 
 def attempts(times: Mapping[int, float]) -> str:

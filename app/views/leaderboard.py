@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from app.widgets import spreadsheet
 from app.widgets.elements import empty_state, link_button, row_note
 from app.widgets.formatting import ago, figure
-from app.widgets.intervals import Bar, interval_chart
+from app.widgets.intervals import Bar, bar_chart
 from app.widgets.picker import pager_links, pick, table
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
@@ -86,14 +86,14 @@ def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> st
     alike: dict[str, list[Bar]] = {}
     for row in rows:
         if (value := getattr(row, key)) is not None:
-            bar = Bar(model_words(row, names), tree_words(row), value, *interval_ends(row, key))
+            bar = Bar(model_words(row, names), value, f"{value:.2f}{unit}", *interval_ends(row, key), tree_words(row))
             alike.setdefault(settings_words(row), []).append(bar)
     if not alike:
         return ""
     settings, bars = max(alike.items(), key=lambda item: len(item[1]))
     others = sum(map(len, alike.values())) - len(bars)
     hint = f"Not compared: {others} with other settings. Filter the list to compare them." if others else ""
-    return interval_chart(f"{words}: {settings}", bars, unit, hint)
+    return bar_chart(f"{words}: {settings}", bars, hint, baseline=bool(unit))
 
 
 def interval_ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:

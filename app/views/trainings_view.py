@@ -59,15 +59,11 @@ def missing_jobs_notice(result: SelectedTrainings) -> str:
     """A notice about jobs of the URL that are not shown, and why; otherwise ""."""
     words = []
     if result.others:
-        words.append(f"Not compared: {_quoted(result.others)}. Only training runs can be compared.")
+        words.append(f"Not training runs: {_quoted(result.others)}.")
     if result.missing:
-        subject = "One of these jobs is" if result.missing == 1 else f"{result.missing} of these jobs are"
-        words.append(f"{subject} missing: deleted, or the URL is wrong.")
+        words.append(f"Jobs that do not exist: {result.missing}.")
     if result.surplus:
-        words.append(
-            f"At most {MAX_TRAININGS} training runs can be compared; {_quoted(result.surplus)} {_are(result.surplus)} "
-            "left out."
-        )
+        words.append(f"At most {MAX_TRAININGS} training runs can be compared. Left out: {_quoted(result.surplus)}.")
     if len(result.trainings) == 1:
         words.append("Only one training run is selected. Select two or more on Jobs.")
     return notice(" ".join(words), "warn", "/runs", "Select on Jobs") if words else ""
@@ -108,10 +104,6 @@ def title(metric: str) -> str:
 def _quoted(jobs: Sequence[Any]) -> str:
     more = f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
     return ", ".join(f"“{job.name}”" for job in jobs[:NAMED]) + more
-
-
-def _are(jobs: Sequence[Any]) -> str:
-    return "is" if len(jobs) == 1 else "are"
 
 
 def tokens_of(session: Session, trainings: Sequence[Training]) -> dict[str, float]:

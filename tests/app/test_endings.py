@@ -64,18 +64,17 @@ def test_an_estimate_gives_no_verdict_on_speed() -> None:
 @pytest.mark.parametrize(
     ("kind", "result", "words"),
     [
-        ("import_prompts", {"rows": 1_200, "bad_rows": 3}, "1,200 rows, 3 skipped"),
+        ("import_prompts", {"rows": 1_200, "bad_rows": 3}, "1,200 rows · 3 skipped"),
         ("import_answered", {"rows": 8, "bad_rows": 0}, "8 rows"),
         ("generate_data", {"rows": 40, "tokens": 9_000}, "40 responses · 9,000 tokens"),
         ("train", {"mean_accepted_length": 1.456, "loss": 2.5, "step": 9}, "held-out τ 1.46 · loss 2.500"),
-        ("train", {"step": 900}, "900 steps"),
         ("evaluate", {"mean_accepted_length": 2.1, "speedup": 1.66}, "τ 2.10 · 1.66 ×"),
         ("evaluate", {"mean_accepted_length": 2.1, "speedup": None}, "τ 2.10"),
         ("matrix", {"cells": 48}, "48 cells"),
         ("plan", {"verdict": "A tree of six is fastest."}, "A tree of six is fastest."),
         ("tune", {"verdict": "6 nodes, depth 2."}, "6 nodes, depth 2."),
         ("replay", {"tau": 2.0, "projected_speedup": 1.5}, "τ 2.00 · 1.50 × projected"),
-        ("export", {"format": "vllm", "bytes": 2_500_000}, "vllm, 2.5 MB"),
+        ("export", {"format": "vllm", "bytes": 2_500_000}, "vllm · 2.5 MB"),
         ("import_draft", {"method": "eagle3"}, "EAGLE-3"),
         ("generate_data", {}, ""),
         ("somebody's own", {"rows": 1}, ""),
@@ -89,7 +88,7 @@ def test_every_job_that_is_done_says_its_result(kind: str, result: dict, words: 
 
 
 def test_no_kind_of_job_is_without_words() -> None:
-    assert job_rows.RESULT_TEXTS.keys() == {request.kind for request in KINDS}
+    assert job_rows.RESULTS.keys() == {request.kind for request in KINDS}
 
 
 @pytest.fixture

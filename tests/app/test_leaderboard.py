@@ -19,7 +19,7 @@ from app.pages import evaluations
 from app.pages.jobs import status_line
 from app.views import checkpoint_rows, evaluation_view, leaderboard, matrix_form, verdict
 from app.views.manage import delete, save
-from app.widgets.intervals import Bar, interval_chart
+from app.widgets.intervals import Bar, bar_chart
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import changes, db, jobs
@@ -282,8 +282,8 @@ def test_plans_are_listed_below(home: Settings) -> None:
 
 
 def test_charts_need_no_figure_and_bound_their_rows() -> None:
-    assert interval_chart("x", []) == ""
-    assert interval_chart("x", [Bar("a", "b", 1.0)] * 40).count("<li>") == 20
+    assert bar_chart("x", []) == ""
+    assert bar_chart("x", [Bar("a", 1.0, "b")] * 40).count("<li>") == 20
 
 
 # --- the forms -------------------------------------------------------------------------------------------------------

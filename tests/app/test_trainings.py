@@ -77,7 +77,7 @@ def test_an_address_lists_each_job_once_and_comes_back() -> None:
 
 def test_what_cannot_be_compared_is_said(filled: Settings) -> None:
     said = drawn(filled, ids="one,other,nowhere")["problem"]
-    assert "Not compared: “Plan it”" in said and "One of these jobs is missing" in said and "Only one training" in said
+    assert "Not training runs: “Plan it”" in said and "do not exist: 1" in said and "Only one training" in said
     assert drawn(filled, ids="one,two")["problem"] == ""
     assert "Nothing to compare yet" in drawn(filled)["problem"]
 
@@ -86,7 +86,7 @@ def test_more_than_can_be_told_apart_are_named(filled: Settings) -> None:
     with db.reading(filled) as session:
         found = trainings.find(session, ["two", "one", "old"], most=2)
     assert [each.job.id for each in found.trainings] == ["two", "one"]
-    assert "“Train old” is left out" in trainings_view.missing_jobs_notice(found)
+    assert "Left out: “Train old”" in trainings_view.missing_jobs_notice(found)
 
 
 def test_only_settings_that_differ_are_in_the_table(filled: Settings) -> None:
