@@ -1,8 +1,6 @@
 // Charts (app/widgets/charts.py): values at the pointer or by arrow keys, and a download as CSV.
-import { button, el } from "./dom.js";
+import { el, svg } from "./dom.js";
 import { onMatch } from "./shell.js";
-
-const SVG = "http://www.w3.org/2000/svg";
 
 // Formats a number like app/widgets/charts.py, with one more digit.
 function format(value, percent) {
@@ -13,36 +11,24 @@ function format(value, percent) {
 
 class Chart {
   constructor(figure) {
-    Object.assign(this, { figure, data: JSON.parse(figure.dataset.chart), svg: figure.querySelector(":scope > svg") });
-    this.steps = [...new Set(this.data.points.flat().map(([x]) => x))].sort((a, b) => a - b);
-    this.at = -1;
-    this.tip = el("p", { class: "sp-chart-tip", role: "status", hidden: true });
-    this.mark = document.createElementNS(SVG, "g");
-    this.mark.setAttribute("class", "sp-chart-mark");
-    this.svg.append(this.mark);
-    this.svg.setAttribute("tabindex", "0");
-    this.source = figure.dataset.chart;
-    this.over = new AbortController();
-    const listen = (kind, run) => this.svg.addEventListener(kind, run, { signal: this.over.signal });
-    this.tools = button("link", "CSV", () => this.csv(), { title: "Download the values as CSV" });
-    figure.querySelector("figcaption").append(this.tools);
-    figure.append(this.tip);
+    this.figure = figure;
+    const listen = (kind, run) => figure.addEventListener(kind, (event) => { if (event.target.closest(".sp-chart > svg")) run(event); });
     for (const kind of ["pointermove", "pointerdown"]) listen(kind, (event) => this.point(event));
-    for (const kind of ["pointerleave", "blur"]) listen(kind, () => this.show(-1));
+    for (const kind of ["pointerout", "focusout"]) listen(kind, () => this.show(-1));
     listen("keydown", (event) => this.key(event));
+    figure.addEventListener("click", (event) => { if (event.target.closest("figcaption button")) this.csv(); });
+    // Gradio writes a new chart over the old one: the same step stays marked.
+    this.observer = new MutationObserver(() => this.read());
+    this.observer.observe(figure, { childList: true, subtree: true, attributeFilter: ["data-chart", "hidden"] });
+    this.read();
   }
 
-  // Whether Gradio replaced the chart, which removes the elements that were added here.
-  get isGone() { return this.source !== this.figure.dataset.chart || !this.tip.isConnected || !this.tools.isConnected || !this.mark.isConnected; }
-
-  // Creates the new chart with the same step marked.
-  recreate() {
-    const step = this.steps[this.at];
-    this.over.abort();
-    for (const node of [this.tip, this.tools, this.mark]) node.remove();
-    const chart = new Chart(this.figure);
-    chart.show(step === undefined ? -1 : chart.steps.indexOf(step));
-    return chart;
+  read() {
+    if (!this.figure.dataset.chart) return;
+    const step = this.steps?.[this.at];
+    this.data = JSON.parse(this.figure.dataset.chart);
+    this.steps = [...new Set(this.data.points.flat().map(([x]) => x))].sort((a, b) => a - b);
+    this.show(step === undefined ? -1 : this.steps.indexOf(step));
   }
 
   x(step) { const [low, high] = this.data.x; return this.data.left + ((step - low) / (high - low || 1)) * (this.data.right - this.data.left); }
@@ -50,8 +36,8 @@ class Chart {
   y(value) { const [low, high] = this.data.y; return this.data.bottom - ((value - low) / (high - low || 1)) * (this.data.bottom - this.data.top); }
 
   point(event) {
-    const box = this.svg.getBoundingClientRect();
-    const at = ((event.clientX - box.left) / box.width) * this.svg.viewBox.baseVal.width;
+    const picture = this.figure.querySelector(":scope > svg"), box = picture.getBoundingClientRect();
+    const at = ((event.clientX - box.left) / box.width) * picture.viewBox.baseVal.width;
     const distance = (step) => Math.abs(this.x(step) - at);
     this.show(this.steps.reduce((best, step, i) => (distance(step) < distance(this.steps[best]) ? i : best), 0));
   }
@@ -67,16 +53,18 @@ class Chart {
   // Marks step number `at` and shows its values; -1 removes the mark.
   show(at) {
     this.at = at;
-    this.tip.hidden = at < 0;
-    this.mark.replaceChildren();
-    if (at < 0) return;
-    const step = this.steps[at], { names, points, percent, unit, across, styles } = this.data;
-    const found = names.map((name, i) => ({ name, style: styles[i], point: this.value(points[i], step) })).filter(({ point }) => point);
-    const values = found.map(({ name, point }) => `${name} ${format(point[1], percent)}${unit ? ` ${unit}` : ""}`);
-    this.tip.textContent = `${across} ${step.toLocaleString("en")}: ${values.join(", ")}`;
-    const x = this.x(step);
-    this.mark.append(this.shape("line", { class: "sp-chart-line", x1: x, x2: x, y1: this.data.top, y2: this.data.bottom }),
-      ...found.map(({ style, point }) => this.shape("circle", { class: style, cx: this.x(point[0]), cy: this.y(point[1]), r: 4 })));
+    const tip = this.figure.querySelector(".sp-chart-tip"), mark = this.figure.querySelector(".sp-chart-mark");
+    tip.hidden = at < 0;
+    mark.replaceChildren();
+    if (at >= 0) {
+      const step = this.steps[at], x = this.x(step), { names, points, percent, unit, across, styles } = this.data;
+      const found = names.map((name, i) => ({ name, style: styles[i], point: this.value(points[i], step) })).filter(({ point }) => point);
+      const values = found.map(({ name, point }) => `${name} ${format(point[1], percent)}${unit ? ` ${unit}` : ""}`);
+      tip.textContent = `${across} ${step.toLocaleString("en")}: ${values.join(", ")}`;
+      mark.append(svg("line", { class: "sp-chart-line", x1: x, x2: x, y1: this.data.top, y2: this.data.bottom }),
+        ...found.map(({ style, point }) => svg("circle", { class: style, cx: this.x(point[0]), cy: this.y(point[1]), r: 4 })));
+    }
+    this.observer.takeRecords();
   }
 
   // The point of a line at `step`; with `near`, the closest one, within the range of the line.
@@ -84,12 +72,6 @@ class Chart {
     const own = line.find(([x]) => x === step);
     if (own || !this.data.near || !line.length || step < line[0][0] || step > line.at(-1)[0]) return own;
     return line.reduce((best, point) => (Math.abs(point[0] - step) < Math.abs(best[0] - step) ? point : best));
-  }
-
-  shape(name, attributes) {
-    const node = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    return node;
   }
 
   csv() {
@@ -103,8 +85,4 @@ class Chart {
   }
 }
 
-onMatch(".sp-chart[data-chart]", (figure) => {
-  let chart = new Chart(figure);
-  const update = () => { if (figure.dataset.chart && chart.isGone) chart = chart.recreate(); };
-  new MutationObserver(update).observe(figure, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-chart"] });
-});
+onMatch(".sp-chart[data-chart]", (figure) => new Chart(figure));

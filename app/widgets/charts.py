@@ -85,9 +85,10 @@ def line_chart(
     up = look.up or unit or ("%" if percent else title.partition(",")[0].lower())
     picture = tag(
         "svg",
-        _grid(x, y, percent, whole) + _axes(across, up) + lines,
+        _grid(x, y, percent, whole) + _axes(across, up) + lines + tag("g", class_="sp-chart-mark"),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
+        tabindex="0",
         aria_label=f"{title}: {ends} at {across} " + (f"{last:.0f}" if whole else f"{last:.3g}"),
     )
     data = {
@@ -101,9 +102,11 @@ def line_chart(
     one_unit = f" {unit}" if unit and len(shown) == 1 else ""  # with several lines only the axis shows it
     words = {name: _number(value, percent) + one_unit + look.place(at, across) for name, (at, value) in named.items()}
     keys = tag("ul", "".join(_key(styles[name], name, text) for name, text in words.items())) if look.legend else ""
-    caption = tag("figcaption", tag("span", labelled(title)))
+    file = tag("button", "CSV", type="button", class_="sp-link-button", title="Download the values as CSV")
+    caption = tag("figcaption", tag("span", labelled(title)) + file)
+    tip = tag("p", class_="sp-chart-tip", role="status", hidden=True)
     numbers = json.dumps(data, separators=(",", ":"))
-    return tag("figure", caption + picture + keys, class_="sp-chart", data_chart=numbers)
+    return tag("figure", caption + picture + keys + tip, class_="sp-chart", data_chart=numbers)
 
 
 def _rounded(value: float) -> float:
