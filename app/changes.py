@@ -15,12 +15,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.i18n import language
-from app.pages import checkpoints, data, evaluations, experiments, jobs, models, trainings
+from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models, trainings
 from app.views import status_bar
 from app.views.trainings_view import LONGEST
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import listing
 from tracking.db import reading
 from tracking.states import JobState
 from tracking.tables import Job
@@ -28,7 +27,7 @@ from tracking.tables import Job
 LISTINGS = (jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS, experiments.EXPERIMENTS)
 LISTINGS += (evaluations.EVALUATIONS,)
 SIGNATURES: dict[str, Callable[[Session, str], str]] = {
-    **dict.fromkeys(("home", "guided"), lambda session, _id: listing.signature(session)),
+    **dict.fromkeys(("home", "guided"), home.now),
     trainings.PAGE: trainings.now,
     **{what.page: what.now for what in LISTINGS},
 }

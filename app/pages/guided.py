@@ -9,18 +9,18 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.forms import import_request
 from app.links import on_event_open
+from app.pages.home import now
 from app.paths import PAGES
 from app.views import choices, guided_view
 from app.views.import_form import TYPES
 from app.views.manage import SMALL
-from app.widgets.elements import block, hidden, keep_in_address, notice, on_change, on_load, page_header
+from app.widgets.elements import block, hidden, keep_in_address, notice, on_load, page_header
 from app.widgets.fields import dropdown, upload_box
+from app.widgets.list_page import live_page
 from app.widgets.picker import live
-from app.widgets.problems import error_text, show_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import listing
 from tracking.db import reading
 from tracking.tables import Experiment
 from workers.jobs.builtin import BUILT_IN, PROMPTS
@@ -35,10 +35,22 @@ def build(settings: Settings) -> None:
     GuidedPage(settings)
 
 
+def draw(session: Session, experiment_id: str) -> list[Any]:
+    """The run, or a link to the last one; whether the form is shown."""
+    experiment = session.get(Experiment, experiment_id)
+    if experiment:
+        again = tag("a", "← Another guided run", href=PAGES["guided"], class_="sp-back")
+        html = again + guided_view.run_view(session, experiment)
+    else:
+        last = guided_view.latest(session)
+        link = f"{PAGES['guided']}?experiment={last.id}" if last else ""
+        html = notice(f"Last run: {last.name}.", "info", link, "Open") if last else ""
+    return [html, gr.Column(visible=experiment is None)]
+
+
 class GuidedPage:
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.experiment, self.seen = hidden("guided-experiment"), hidden("guided-seen")
         with gr.Column(elem_id="guided-form") as self.form:
             with gr.Row(equal_height=True):
                 self.base = dropdown([], label="Base model", elem_id="guided-base")
@@ -49,50 +61,25 @@ class GuidedPage:
             block(tag("p", safe(STEPS), class_="sp-lead"))
             message = block(elem_id="guided-said")
             start = gr.Button("Start", variant="primary", elem_id="guided-start", **SMALL)
-        self.run = live("guided-run")
-        shown = [self.experiment, self.seen, self.form, self.base, self.prompts, self.budget, self.run]
-        on_load(self.open_address, shown)
+        run = [live("guided-run"), self.form]
+        live_page(settings, "guided", now, draw, run, lambda query: (query.get("experiment") or "")[:64])
+        on_load(self.open_address, [message, self.base, self.prompts, self.budget])
         inputs = [self.base, self.prompts, self.upload, self.budget]
         on_event_open(start.click, self.submit, inputs, message)
         keep_in_address({"base": self.base, "prompts": self.prompts, "budget": self.budget})
-        names = {"chosen": "guided-experiment", "seen": "guided-seen"}
-        on_change("guided", self.poll, [self.experiment, self.seen], [self.seen, self.run], **names)
 
+    @show_errors(gr.skip(), gr.skip(), gr.skip())
     def open_address(self, request: gr.Request) -> list[Any]:
         query = request.query_params
-        try:
-            with reading(self.settings) as session:
-                experiment = session.get(Experiment, str(query.get("experiment") or "")[:64])
-                bases = choices.bases(session)
-                built_in = BUILT_IN[PROMPTS]
-                sets = [(f"Built-in prompts · {built_in.rows:,} rows", PROMPTS), *choices.datasets(session, "prompts")]
-                return [
-                    experiment.id if experiment else "",
-                    listing.signature(session),
-                    gr.Column(visible=experiment is None),
-                    gr.Dropdown(bases, value=choices.valid_choice(bases, query.get("base"))),
-                    gr.Dropdown(sets, value=choices.valid_choice(sets, query.get("prompts"))),
-                    query.get("budget") if query.get("budget") in BUDGETS else gr.skip(),
-                    self._run(session, experiment),
-                ]
-        except SpeculoosError as error:
-            return [*[gr.skip()] * 6, notice(error_text(error), "bad")]
-
-    def _run(self, session: Session, experiment: Experiment | None) -> str:
-        if experiment:
-            again = tag("a", "← Another guided run", href=PAGES["guided"], class_="sp-back")
-            return again + guided_view.run_view(session, experiment)
-        last = guided_view.latest(session)
-        link = f"{PAGES['guided']}?experiment={last.id}" if last else ""
-        return notice(f"Last run: {last.name}.", "info", link, "Open") if last else ""
-
-    def poll(self, experiment_id: str, seen: str) -> Any:
-        try:
-            with reading(self.settings) as session:
-                now = listing.signature(session)
-                return gr.skip() if now == seen else [now, self._run(session, session.get(Experiment, experiment_id))]
-        except SpeculoosError:
-            return gr.skip()
+        with reading(self.settings) as session:
+            bases, sets = choices.bases(session), choices.datasets(session, "prompts")
+        sets = [(f"Built-in prompts · {BUILT_IN[PROMPTS].rows:,} rows", PROMPTS), *sets]
+        return [
+            "",
+            gr.Dropdown(bases, value=choices.valid_choice(bases, query.get("base"))),
+            gr.Dropdown(sets, value=choices.valid_choice(sets, query.get("prompts"))),
+            query.get("budget") if query.get("budget") in BUDGETS else gr.skip(),
+        ]
 
     @show_errors("")
     def submit(self, base: str, prompts: str, upload: str | None, budget: str) -> tuple[str, str]:

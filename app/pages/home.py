@@ -1,7 +1,6 @@
 """Home: before any work a recorded race of the starter with and without its draft; after it the latest result."""
 
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -11,15 +10,13 @@ from app.paths import PAGES
 from app.theme import asset
 from app.views import guided_view
 from app.views.job_view import progress, state_badge
-from app.widgets.elements import detail_head, hidden, link_button, notice, on_change, on_load, page_header, row_note
+from app.widgets.elements import detail_head, link_button, page_header, row_note
+from app.widgets.list_page import live_page
 from app.widgets.picker import live
-from app.widgets.problems import error_text
 from app.widgets.text import safe, tag
 from models.starter import STARTER_HEAD
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
-from tracking.db import reading
 from tracking.experiments import jobs_of
 from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Experiment, Job
@@ -30,17 +27,11 @@ LEAD = "A small draft proposes tokens, the base model verifies them in one pass:
 
 def build(settings: Settings) -> None:
     page_header("Speculative decoding, end to end", LEAD)
-    seen, chosen, shown = hidden("home-seen"), hidden("home-chosen"), live("home-work")
+    live_page(settings, "home", now, lambda session, _: [view(session)], [live("home-work")])
 
-    def redraw() -> list[Any]:
-        try:
-            with reading(settings) as session:
-                return [listing.signature(session), view(session)]
-        except SpeculoosError as error:
-            return ["", notice(error_text(error), "bad")]
 
-    on_load(redraw, [seen, shown])
-    on_change("home", redraw, None, [seen, shown], chosen=chosen.elem_id, seen=seen.elem_id)
+def now(session: Session, _id: str) -> str:
+    return listing.signature(session)
 
 
 def view(session: Session) -> str:

@@ -6,13 +6,11 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.views import trainings_view
-from app.widgets.elements import block, closed_accordion, empty_state, hidden, notice, on_change, on_load, page_header
-from app.widgets.list_page import SIGNATURE_SEPARATOR, changed_parts
+from app.widgets.elements import block, closed_accordion, empty_state, page_header
+from app.widgets.list_page import live_page
 from app.widgets.picker import live
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import reports, trainings
-from tracking.db import reading
 
 PAGE = "trainings"
 LEAD = "Curves in shared charts, results side by side, and the settings that differ."
@@ -30,7 +28,6 @@ def now(session: Session, ids: str) -> str:
 
 def build(settings: Settings) -> None:
     page_header("Compare training runs", LEAD)
-    ids, seen = hidden("trainings-ids"), hidden("trainings-seen")
     problem = block(elem_id="trainings-problem")
     with gr.Column(visible=False, elem_id="trainings-shown") as column:
         differ = block(elem_id="trainings-settings")
@@ -39,28 +36,7 @@ def build(settings: Settings) -> None:
             more = block(elem_id="trainings-more-charts")
         figures = live("trainings-figures")
     shown = [problem, column, differ, charts, more, figures]
-
-    def open_address(request: gr.Request) -> list[Any]:
-        listed = ",".join(trainings_view.ids_of(str(request.query_params.get("ids") or "")))
-        try:
-            with reading(settings) as session:
-                return [listed, *changed_parts("", now(session, listed), drawn(session, listed))]
-        except SpeculoosError as error:
-            return [listed, "", notice(str(error), "bad"), *[gr.skip()] * (len(shown) - 1)]
-
-    def poll(listed: str, before: str) -> Any:
-        """The parts that changed since `before`; gr.skip() if the signature is the same."""
-        try:
-            with reading(settings) as session:
-                signature = now(session, listed)
-                if signature == before.partition(SIGNATURE_SEPARATOR)[0]:
-                    return gr.skip()
-                return changed_parts(before, signature, drawn(session, listed))
-        except SpeculoosError:
-            return gr.skip()
-
-    on_load(open_address, [ids, seen, *shown])
-    on_change(PAGE, poll, [ids, seen], [seen, *shown], chosen="trainings-ids", seen="trainings-seen")
+    live_page(settings, PAGE, now, drawn, shown, lambda query: ",".join(trainings_view.ids_of(query.get("ids") or "")))
 
 
 def drawn(session: Session, ids: str) -> list[Any]:

@@ -199,16 +199,13 @@ class ListPage:
 
     def poll(self, row_id: str, query: str, seen: str) -> Any:
         """The parts that changed since `seen`; gr.skip() if none did or the database is not available."""
-        try:
-            with reading(self.settings) as session:
-                now = self.what.now(session, row_id)
-                if now == seen.partition(SIGNATURE_SEPARATOR)[0]:
-                    return gr.skip()
-                row = session.get(self.what.table, row_id) if row_id else None
-                listed = gr.skip() if row else self._listed(session, fields_of(query))
-                return changed_parts(seen, now, [listed, *self._live(session, row)])
-        except SpeculoosError:
-            return gr.skip()
+
+        def draw(session: Session) -> list[Any]:
+            row = session.get(self.what.table, row_id) if row_id else None
+            listed = gr.skip() if row else self._listed(session, fields_of(query))
+            return [listed, *self._live(session, row)]
+
+        return redrawn(self.settings, seen, lambda session: self.what.now(session, row_id), draw)
 
     def _frame(self, session: Session, row: Any | None, query: Mapping[str, str], problem: str) -> list[Any]:
         chosen = row.id if row else ""
@@ -234,6 +231,47 @@ def fields_of(query: str) -> dict[str, str]:
     """Parameters of a URL's query."""
     pairs = parse_qsl(str(query)[:LONGEST_QUERY].removeprefix("?"), keep_blank_values=True)
     return {key: value[:LONGEST_VALUE] for key, value in pairs}
+
+
+def live_page(
+    settings: Settings,
+    page: str,
+    signature: Callable[[Session, str], str],
+    draw: Callable[[Session, str], list[Any]],
+    outputs: list[Any],
+    id_of: Callable[[Mapping[str, str]], str] = lambda query: "",
+) -> None:
+    """Show `draw(session, id)` in `outputs` when the page is opened and when `signature(session, id)` has changed;
+    `id_of` takes the id from the URL's query. The first output also shows errors."""
+    chosen, seen = hidden(f"{page}-chosen"), hidden(f"{page}-seen")
+
+    def opened(request: gr.Request) -> list[Any]:
+        row_id = id_of(request.query_params)
+        try:
+            with reading(settings) as session:
+                return [row_id, *changed_parts("", signature(session, row_id), draw(session, row_id))]
+        except SpeculoosError as error:
+            return [row_id, "", notice(str(error), "bad"), *[gr.skip()] * (len(outputs) - 1)]
+
+    def poll(row_id: str, before: str) -> Any:
+        return redrawn(settings, before, lambda rows: signature(rows, row_id), lambda rows: draw(rows, row_id))
+
+    on_load(opened, [chosen, seen, *outputs])
+    on_change(page, poll, [chosen, seen], [seen, *outputs], chosen=f"{page}-chosen", seen=f"{page}-seen")
+
+
+def redrawn(
+    settings: Settings, seen: str, signature: Callable[[Session], str], draw: Callable[[Session], list[Any]]
+) -> Any:
+    """`changed_parts` since `seen`; gr.skip() if the signature is the same or the database is not available."""
+    try:
+        with reading(settings) as session:
+            now = signature(session)
+            if now == seen.partition(SIGNATURE_SEPARATOR)[0]:
+                return gr.skip()
+            return changed_parts(seen, now, draw(session))
+    except SpeculoosError:
+        return gr.skip()
 
 
 def changed_parts(seen: str, now: str, parts: list[Any]) -> list[Any]:

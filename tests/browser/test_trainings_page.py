@@ -100,7 +100,7 @@ def test_a_running_training_is_followed_and_one_can_be_left_out(
 
 def test_an_address_that_names_nothing_says_so(page: Page, workbench: Workbench) -> None:
     open_page(page, f"{workbench.url}/runs/compare?ids=nowhere,<b>x</b>")
-    expect(page.locator("#trainings-problem")).to_contain_text("2 of these jobs are missing")
+    expect(page.locator("#trainings-problem")).to_contain_text("Jobs that do not exist: 2")
     expect(page.locator("#trainings-shown")).to_be_hidden()
     open_page(page, f"{workbench.url}/runs/compare")
     expect(page.locator("#trainings-problem")).to_contain_text("Nothing to compare yet")
