@@ -1,6 +1,5 @@
 """The Train page: base, data, method, recipe, estimate, start. `?base=`, `?data=` and `?clone=` prefill the form."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,9 +46,9 @@ FIRST = next(iter(METHODS))
 PROCESSES = ("processes", "sharding")
 """Options of the job with a control in the form."""
 CLONED = ("method", "base_id", "dataset_id", "more_dataset_ids", "settings", "recipe", *PROCESSES)
-IDENTIFIER = re.compile(r"[0-9a-f-]{32,36}")
-LONGEST = 100
-"""Maximum factor of `?longer=`."""
+MAIN = ("base", "data", "method", "recipe", "name", "experiment", "measure")
+"""Fields outside of the advanced settings."""
+LIMITS = ("epochs", "max_steps", "max_minutes")
 
 
 def build(settings: Settings) -> None:
@@ -75,8 +74,8 @@ class TrainPage:
         with gr.Row(elem_classes="sp-review-bar"):
             self.line = block(elem_id="train-line")
             self.start_here = gr.Button("Start training", variant="primary", elem_id="train-start-here", scale=0)
-        main = [self.base, self.data, self.method, self.recipe, self.name, self.experiment, self.measure]
-        self.values = [*main, *self.processes.values(), *self.advanced.inputs]
+        self.fields = {name: getattr(self, name) for name in MAIN} | self.processes | self.advanced.controls
+        self.values = list(self.fields.values())
         self.reviewed = [self.review, self.line]
 
     def _build_choices(self) -> None:
@@ -110,18 +109,17 @@ class TrainPage:
         self.start = gr.Button("Start training", variant="primary", elem_id="train-start")
 
     def wire(self) -> None:
-        main = ("base", "data", "method", "recipe", "name", "experiment", "measure")
-        fields = dict(zip((*main, *self.processes, *self.advanced.controls), self.values, strict=True))
-        keep_in_address(fields, resets=("method", "recipe"), kept=main)
+        keep_in_address(self.fields, resets=("method", "recipe"), kept=MAIN)
         groups = list(self.advanced.groups.values())
         on_load(self.open_address, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
         review_update = (self.review_now, self.values, self.reviewed)
         on_typing([field for field in self.values if field not in (self.method, self.recipe)], *review_update)
-        method_outputs = [self.recipe, self.method_note, *groups, *self.advanced.inputs]
-        self.method.input(self.choose_method, self.method, method_outputs, **QUIET).then(*review_update, **QUIET)
-        self.recipe.input(self.choose_recipe, [self.method, self.recipe], self.advanced.inputs, **QUIET).then(
-            *review_update, **QUIET
-        )
+        advanced = list(self.advanced.controls.values())
+        for chosen, fn, outputs in (
+            (self.method, self.choose_method, [self.recipe, self.method_note, *groups, *advanced]),
+            (self.recipe, self.choose_recipe, advanced),
+        ):
+            chosen.input(fn, [self.method, self.recipe], outputs, **QUIET).then(*review_update, **QUIET)
         start_events = [self.start.click, self.start_here.click]
         gr.on(start_events, self.start_training, self.values, [self.message, self.target, self.line], **QUIET).then(
             None, self.target, None, js=GO, api_visibility="private"
@@ -141,32 +139,31 @@ class TrainPage:
         cloned = request_of_job(session, query.get("clone", ""))
         initial = cloned if cloned and "method" not in query else request_of_address(session, query)
         bases, sets = choices.bases(session), choices.datasets(session, "conversations")
-        base = choices.valid_choice(bases, query.get("base") or initial.base_id)
-        data = choices.valid_choices(sets, [*filter(None, query.get("data", "").split(","))] or initial.dataset_ids)
+        data = [*filter(None, query.get("data", "").split(","))] or initial.dataset_ids
         recipe = valid_recipe(initial.method, query.get("recipe"), initial.recipe or forms.OWN_SETTINGS)
         values = forms.recipe_values(initial.method, recipe)
         values |= {k: box_value(v) for k, v in initial.settings.items()} if recipe == initial.recipe else {}
-        values |= longer(values, query.get("longer", "")) | entered(self.advanced.controls, query)
-        name, experiment = query.get("name", ""), experiment_of(session, query)
-        measure = query.get("measure") != "false"
-        main = [
-            gr.Dropdown(bases, value=base),
-            gr.Dropdown(sets, value=data),
-            initial.method,
-            gr.Dropdown(recipe_choices(initial.method), value=recipe),
-            name,
-            gr.Dropdown(experiments.names(session), value=experiment),
-            measure,
-        ]
-        options = {name: getattr(initial, name) for name in PROCESSES} | entered(self.processes, query)
-        processes = [options[name] for name in PROCESSES]
-        advanced = self.advanced.fill(values)
-        submitted = (base, data, initial.method, recipe, name, experiment, measure, *processes, *advanced)
-        groups = self.advanced.show(initial.method)
-        note, reviewed = method_note(initial.method), self.review_now(*submitted)
-        return [*main, *processes, *advanced, *groups, note, *reviewed, missing(bases, sets)]
+        values |= {name: 2 * values[name] for name in LIMITS if values.get(name) and "longer" in query}
+        values |= {name: getattr(initial, name) for name in PROCESSES}
+        values |= entered(self.advanced.controls | self.processes, query)
+        values |= {
+            "base": choices.valid_choice(bases, query.get("base") or initial.base_id),
+            "data": choices.valid_choices(sets, data),
+            "method": initial.method,
+            "recipe": recipe,
+            "name": query.get("name", ""),
+            "experiment": experiment_of(session, query),
+            "measure": query.get("measure") != "false",
+        }
+        known = {"base": bases, "data": sets, "recipe": recipe_choices(initial.method)}
+        known["experiment"] = experiments.names(session)
+        dropdowns = {name: gr.Dropdown(options, value=values[name]) for name, options in known.items()}
+        reviewed = self.review_now(*(values[name] for name in self.fields))
+        groups, note = self.advanced.show(initial.method), method_note(initial.method)
+        values |= dropdowns
+        return [*(values[name] for name in self.fields), *groups, note, *reviewed, missing(bases, sets)]
 
-    def choose_method(self, method: str) -> list[Any]:
+    def choose_method(self, method: str, _recipe: str) -> list[Any]:
         recipe = usual(method)
         recipes = gr.Dropdown(recipe_choices(method), value=recipe)
         values = self.advanced.fill(forms.recipe_values(method, recipe))
@@ -177,9 +174,9 @@ class TrainPage:
 
     def submission(self, *values: Any) -> tuple[Train, str, str, bool]:
         """The request, and what is not part of it: name, experiment, whether to evaluate the draft."""
-        base, data, method, recipe, name, experiment, measure, *rest = values
-        options = dict(zip(PROCESSES, rest, strict=False))
-        settings = self.advanced.named(rest[len(PROCESSES) :], method)
+        form = dict(zip(self.fields, values, strict=True))
+        base, data, method, recipe, name, experiment, measure = (form[name] for name in MAIN)
+        options, settings = {name: form[name] for name in PROCESSES}, self.advanced.named(form, method)
         request = forms.train_request(base or "", data or [], method, recipe, settings, options)
         return request, name.strip(), (experiment or "").strip(), bool(measure)
 
@@ -198,8 +195,8 @@ class TrainPage:
         """Submit the job: (notice, URL to open, text of the line on narrow screens)."""
         try:
             request, name, experiment, measure = self.submission(*values)
-            options = {"measure": measure, "name": name, "experiment": experiment or None, "user": visitor.user()}
-            job = submit_training(request, **options, settings=self.settings)[0]
+            about = {"name": name, "experiment": experiment or None, "user": visitor.user()}
+            job = submit_training(request, measure=measure, settings=self.settings, **about)[0]
         except SpeculoosError as error:
             return notice(error_text(error), "bad"), "", in_line(error)
         return "", f"/runs?id={job.id}", gr.skip()
@@ -257,18 +254,11 @@ def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
     return Train(method=method, base_id=base, dataset_id=first, recipe=usual(method), more_dataset_ids=more)
 
 
-def longer(values: Mapping[str, Any], times: str) -> dict[str, Any]:
-    """Limits of a training, multiplied by `times`; empty if `times` is invalid."""
-    if not (times.isascii() and times.isdigit() and 1 < int(times) <= LONGEST):
-        return {}
-    return {name: values[name] * int(times) for name in ("epochs", "max_steps", "max_minutes") if values.get(name)}
-
-
 def experiment_of(session: Session, query: Mapping[str, str]) -> str:
     """Name of the experiment in the URL (an id or a name), or of the experiment of the cloned job."""
     job, text = session.get(Job, query.get("clone", "")), query.get("experiment", "")
     row = session.get(Experiment, text or (job and job.experiment_id) or "")
-    return row.name if row else "" if IDENTIFIER.fullmatch(text) else text
+    return row.name if row else text
 
 
 def missing(bases: list[Any], sets: list[Any]) -> str:

@@ -1,8 +1,9 @@
 """Controls of the advanced training settings, one per field of every method, with its help text.
 
-Fields of other methods are hidden with their group; `named` and `fill` use the order of `inputs`.
+Fields of other methods are hidden with their group.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gradio as gr
@@ -33,17 +34,20 @@ GROUPS: dict[str, tuple[str, ...]] = {
 class SettingControls:
     def __init__(self) -> None:
         self.controls: dict[str, Any] = {}
-        self.groups = {method: self._method_group(method) for method in METHODS}
+        self.groups: dict[str, gr.Column] = {}
+        for name, method in METHODS.items():
+            group = gr.Column(visible=name == next(iter(METHODS)))
+            with group, gr.Accordion(method.title, elem_classes="sp-settings"), gr.Row():
+                self._add(s for s in SETTINGS.values() if s.methods == (name,))
+            self.groups[name] = group
         grouped = {name for names in GROUPS.values() for name in names}
-        for title, names in GROUPS.items():
-            self._group(title, [SETTINGS[name] for name in names if name in SETTINGS])
-        others = [s for s in SETTINGS.values() if len(s.methods) != 1 and s.name not in grouped and s.name != "method"]
-        if others:
-            self._group("More", others)
+        others = tuple(s.name for s in SETTINGS.values() if len(s.methods) != 1 and s.name not in {*grouped, "method"})
+        for title, names in {**GROUPS, **({"More": others} if others else {})}.items():
+            with closed_accordion(title, elem_classes="sp-settings"), gr.Row():
+                self._add(SETTINGS[name] for name in names if name in SETTINGS)
 
-    @property
-    def inputs(self) -> list[Any]:
-        return list(self.controls.values())
+    def _add(self, settings: Iterable[Setting]) -> None:
+        self.controls |= {setting.name: control(setting) for setting in settings}
 
     def fill(self, values: dict[str, Any]) -> list[Any]:
         return [values[name] for name in self.controls]
@@ -52,21 +56,10 @@ class SettingControls:
         """Visibility updates for `groups.values()`."""
         return [gr.Column(visible=name == method) for name in self.groups]
 
-    def named(self, values: tuple[Any, ...], method: str) -> dict[str, Any]:
-        """Values of `inputs` as settings, without settings of other methods."""
-        by_name = dict(zip(self.controls, values, strict=True))
-        return {k: v for k, v in by_name.items() if not SETTINGS[k].methods or method in SETTINGS[k].methods}
-
-    def _method_group(self, method: str) -> gr.Column:
-        with gr.Column(visible=method == next(iter(METHODS))) as group:
-            self._group(METHODS[method].title, [s for s in SETTINGS.values() if s.methods == (method,)])
-        return group
-
-    def _group(self, title: str, settings: list[Setting]) -> None:
-        kind = gr.Accordion if title in {method.title for method in METHODS.values()} else closed_accordion
-        with kind(title, elem_classes="sp-settings"), gr.Row():
-            for setting in settings:
-                self.controls[setting.name] = control(setting)
+    def named(self, values: Mapping[str, Any], method: str) -> dict[str, Any]:
+        """Those of `values` that are settings of the method."""
+        own = (name for name in self.controls if method in (SETTINGS[name].methods or (method,)))
+        return {name: values[name] for name in own}
 
 
 def control(setting: Setting) -> Any:

@@ -28,7 +28,7 @@ def whole_way(commands):
     with gr.Blocks():
         controls = SettingControls()
     values = forms.recipe_values("bigram", forms.OWN_SETTINGS) | {"bigram_rank": 8}
-    filled = controls.named(tuple(controls.fill(values)), "bigram")
+    filled = controls.named(dict(zip(controls.controls, controls.fill(values), strict=True)), "bigram")
     request = forms.train_request("b", "d", "bigram", forms.OWN_SETTINGS, filled)
     print(list(controls.groups), "bigram_rank" in controls.controls, request.settings, method_note("bigram"))
 
