@@ -14,7 +14,7 @@ from app.paths import PAGES
 from app.views import choices, guided_view
 from app.views.import_form import TYPES
 from app.views.manage import SMALL
-from app.widgets.elements import block, hidden, keep_in_address, notice, on_load, page_header
+from app.widgets.elements import block, keep_in_address, notice, on_load, page_header
 from app.widgets.fields import dropdown, upload_box
 from app.widgets.list_page import live_page
 from app.widgets.picker import live
