@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import gradio as gr
 from sqlalchemy.orm import Session
@@ -135,18 +134,11 @@ def parts(session: Session, row: Experiment) -> list[str]:
 def head(row: Experiment, jobs: Sequence[Job]) -> str:
     trained = [job.id for job in jobs if job.kind == KIND]
     title = detail_head(row.name, row_note(f"created {ago(row.created_at)}"))
-    buttons = [
-        (f"/runs/new?experiment={quote(row.id, safe='')}", "Train another draft", False),
-        (f"/api/experiments/{quote(row.id, safe='')}.csv", "CSV", True),
-    ]
+    links = ""
     if len(trained) > 1:
-        words = (
-            "Compare training runs"
-            if len(trained) <= MAX_TRAININGS
-            else f"Compare the last {MAX_TRAININGS} training runs"
-        )
-        buttons.insert(0, (comparison_url(trained[-MAX_TRAININGS:]), words, False))
-    links = "".join(link_button(words, to, download=save) for to, words, save in buttons)
+        links = link_button("Compare training runs", comparison_url(trained[-MAX_TRAININGS:]))
+    links += link_button("Train another draft", f"/runs/new?experiment={row.id}")
+    links += link_button("CSV", f"/api/experiments/{row.id}.csv", download=True)
     return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
 
 

@@ -46,13 +46,9 @@ def comparison_url(ids: Sequence[str]) -> str:
 
 
 def labels(trainings: Sequence[Training]) -> list[str]:
-    """Labels of the trainings in charts and tables: the name, with a number if several share it."""
+    """Labels of the trainings in charts and tables: the name, with the job's id if several share it."""
     names = [training.name for training in trainings]
-    numbers = [names[: index + 1].count(name) for index, name in enumerate(names)]
-    numbered = [name if names.count(name) == 1 else f"{name} · {n}" for name, n in zip(names, numbers, strict=True)]
-    if len(set(numbered)) == len(numbered):
-        return numbered
-    return [f"{name} · {training.job.id}" for name, training in zip(names, trainings, strict=True)]
+    return [each.name if names.count(each.name) == 1 else f"{each.name} · {each.job.id[:8]}" for each in trainings]
 
 
 def missing_jobs_notice(result: SelectedTrainings) -> str:

@@ -154,7 +154,7 @@ def test_two_of_one_name_are_told_apart(filled: Settings) -> None:
     with db.writing(filled) as session:
         session.get_one(Checkpoint, "draft-two").job_id = None
         session.get_one(Job, "two").name = "one"
-    assert ">one · 1<" in drawn(filled, ids="one,two")["figures"]
+    assert ">one · two<" in drawn(filled, ids="one,two")["figures"]
 
 
 def test_names_that_look_numbered_are_told_apart_too(filled: Settings) -> None:
