@@ -88,7 +88,7 @@ class ExperimentPanel:
         self.settings = settings
         self.head = live("experiment-head")
         self.figures = live("experiment-figures")
-        section("Learning curve")
+        section("τ by training tokens")
         self.curves = live("experiment-curves")
         section("Jobs")
         self.message = block(elem_id="experiment-bulk-said")
@@ -152,7 +152,7 @@ def figures_table(
     """Its trainings, newest last, with data and results; `measured`: job id → evaluation with the settings `how`."""
     if not runs:
         return ""
-    columns = ["Draft", "Data", "Tokens seen", "Expected τ", "Measured τ", "Speedup"]
+    columns = ["Draft", "Data", "Tokens seen", "Held-out τ, greedy chain", "Measured τ", "Speedup"]
     rows = []
     for name, training in zip(labels(runs), runs, strict=True):
         row, seen = measured.get(training.job.id), tokens.get(training.job.id)
@@ -173,7 +173,7 @@ def learning_curve(
     """Chart of τ over tokens seen, a line per method and base model: τ as measured or, with fewer than two
     measurements, as expected on held-out conversations."""
     taus = {job_id: row.tau for job_id, row in measured.items() if row.tau is not None}
-    name, known = ("measured", taus) if len(taus) > 1 else ("expected, held out", held_out)
+    name, known = ("measured", taus) if len(taus) > 1 else ("held out, greedy chain", held_out)
     lines: dict[str, list[tuple[float, float]]] = {}
     for training in runs:
         seen, tau = tokens.get(training.job.id), known.get(training.job.id)
@@ -182,8 +182,8 @@ def learning_curve(
             line = f"{method} for {training.base.name}" if training.base else method
             lines.setdefault(line, []).append((seen, tau))
     ordered = {line: sorted(points) for line, points in lines.items()}
-    look = ChartStyle(near=True, up="τ", best="max")
-    chart = line_chart(f"τ by tokens seen, {name}", ordered, across="tokens seen", look=look)
+    look = ChartStyle(near=True, up="τ", best="max", dots=True)
+    chart = line_chart(f"τ by training tokens, {name}", ordered, across="training tokens", look=look)
     if not chart:
         return tag("p", "This experiment has no training runs with results yet.", class_="sp-lead")
     return tag("div", chart, class_="sp-charts")

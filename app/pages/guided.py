@@ -14,7 +14,7 @@ from app.paths import PAGES
 from app.views import choices, guided_view
 from app.views.import_form import TYPES
 from app.views.manage import SMALL
-from app.widgets.elements import block, keep_in_address, notice, on_load, page_header
+from app.widgets.elements import block, keep_in_address, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown, upload_box
 from app.widgets.list_page import live_page
 from app.widgets.picker import live
@@ -22,12 +22,21 @@ from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings
 from tracking.db import reading
-from tracking.tables import Experiment
+from tracking.tables import Base, Experiment
 from workers.jobs.builtin import BUILT_IN, PROMPTS
-from workers.jobs.guided import BUDGETS, submit_guided
+from workers.jobs.guided import (
+    BUDGETS,
+    EXPORTED_LAYERS,
+    SHORT,
+    SHORT_ANSWERS,
+    SHORT_QUESTIONS,
+    can_export,
+    submit_guided,
+)
 
 LEAD = "From your model, prompts and a time budget to a draft, measured and exported."
-STEPS = "Generates responses, trains an EAGLE-3 draft, evaluates and exports it for vLLM, also if you close this page."
+STEPS = "Generates responses, trains an EAGLE-3 draft, evaluates it and exports it for vLLM. The run continues if this "
+STEPS += "page is closed."
 
 
 def build(settings: Settings) -> None:
@@ -55,31 +64,47 @@ class GuidedPage:
             with gr.Row(equal_height=True):
                 self.base = dropdown([], label="Base model", elem_id="guided-base")
                 self.prompts = dropdown([], label="Prompts", elem_id="guided-prompts")
-            label = "Or your own file (JSONL, CSV, parquet)"
+            block(tag("a", "Add a model", href=PAGES["models"], class_="sp-back"))
+            label = 'Or your own file, used instead: JSONL with one {"prompt": "…"} per line, CSV or parquet'
             self.upload = upload_box(label=label, file_types=TYPES, elem_id="guided-upload", height=140)
             self.budget = gr.Radio([*BUDGETS], value=[*BUDGETS][0], label="Time budget", elem_id="guided-budget")
             block(tag("p", safe(STEPS), class_="sp-lead"))
+            self.note = block(elem_id="guided-note")
             message = block(elem_id="guided-said")
             start = gr.Button("Start", variant="primary", elem_id="guided-start", **SMALL)
         run = [live("guided-run"), self.form]
         live_page(settings, "guided", now, draw, run, lambda query: (query.get("experiment") or "")[:64])
-        on_load(self.open_address, [message, self.base, self.prompts, self.budget])
+        on_load(self.open_address, [message, self.base, self.prompts, self.budget, self.note])
+        on_typing([self.base, self.budget], self.limits, [self.base, self.budget], self.note)
         inputs = [self.base, self.prompts, self.upload, self.budget]
         on_event_open(start.click, self.submit, inputs, message)
         keep_in_address({"base": self.base, "prompts": self.prompts, "budget": self.budget})
 
-    @show_errors(gr.skip(), gr.skip(), gr.skip())
+    @show_errors(gr.skip(), gr.skip(), gr.skip(), gr.skip())
     def open_address(self, request: gr.Request) -> list[Any]:
         query = request.query_params
         with reading(self.settings) as session:
             bases, sets = choices.bases(session), choices.datasets(session, "prompts")
         sets = [(f"Built-in prompts · {BUILT_IN[PROMPTS].rows:,} rows", PROMPTS), *sets]
-        return [
-            "",
-            gr.Dropdown(bases, value=choices.valid_choice(bases, query.get("base"))),
-            gr.Dropdown(sets, value=choices.valid_choice(sets, query.get("prompts"))),
-            query.get("budget") if query.get("budget") in BUDGETS else gr.skip(),
-        ]
+        base = choices.valid_choice(bases, query.get("base"))
+        budget = query.get("budget") if query.get("budget") in BUDGETS else next(iter(BUDGETS))
+        prompts = gr.Dropdown(sets, value=choices.valid_choice(sets, query.get("prompts")))
+        return ["", gr.Dropdown(bases, value=base), prompts, budget, self.limits(base, budget)]
+
+    @show_errors()
+    def limits(self, base_id: str | None, budget: str) -> str:
+        """What a run of this budget measures, and whether its draft can be exported."""
+        with reading(self.settings) as session:
+            base = session.get(Base, base_id or "")
+        words = ""
+        if BUDGETS.get(budget, 0) <= SHORT:
+            words = "Short responses of up to {max_tokens} tokens. ".format(**SHORT_ANSWERS)
+            words += "Evaluation: {limit} questions of up to {max_tokens} tokens.".format(**SHORT_QUESTIONS)
+        html = tag("p", safe(words), class_="sp-hint")
+        if base and not can_export(base):
+            text = f"No export: servers load EAGLE-3 drafts of base models with {EXPORTED_LAYERS} or more layers."
+            html += notice(text, "warn")
+        return html
 
     @show_errors("")
     def submit(self, base: str, prompts: str, upload: str | None, budget: str) -> tuple[str, str]:

@@ -36,16 +36,17 @@ def now(session: Session, _id: str) -> str:
 
 def view(session: Session) -> str:
     """What runs, and the latest trained draft; without work the race."""
-    work = running(session) + (result(session) or race())
-    return tag("div", buttons(session) + work, class_="sp-stack")
+    latest = result(session)
+    work = running(session) + (latest or race())
+    return tag("div", buttons(session, main=not latest) + work, class_="sp-stack")
 
 
-def buttons(session: Session) -> str:
+def buttons(session: Session, main: bool) -> str:
     chat = PAGES["playground"]
     for checkpoint in queries.checkpoints(session, ready_only=True):
         if Path(checkpoint.path).name == STARTER_HEAD.name:
             chat = model_link("playground", session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
-    links = link_button("Chat with the starter", chat, main=True, id="home-chat")
+    links = link_button("Chat with the starter model", chat, main=main, id="home-chat")
     links += link_button("Make my model faster", PAGES["guided"], id="home-guided")
     return tag("div", links, class_="sp-link-row")
 

@@ -116,17 +116,17 @@ class JobPanel:
             self.retry = gr.Button("Retry", elem_id="job-retry", variant="primary", visible=False, **SMALL)
             self.clone = gr.Button("Clone", elem_id="job-clone", **SMALL)
         self.message = block(elem_id="job-action-said")
-        with gr.Tabs(elem_id="job-tabs"):
-            with gr.Tab("Charts", elem_id="job-tab-charts"):
+        with gr.Tabs(elem_id="job-tabs") as self.tabs:
+            with gr.Tab("Charts", id="charts", elem_id="job-tab-charts") as self.charts:
                 charts = block(elem_id="job-charts")
-            with gr.Tab("Log", elem_id="job-tab-log"):
+            with gr.Tab("Log", id="log", elem_id="job-tab-log"):
                 log = block(elem_id="job-log", max_height=440)
-            with gr.Tab("Samples", elem_id="job-tab-samples"):
+            with gr.Tab("Samples", id="samples", elem_id="job-tab-samples") as self.samples:
                 samples = block(elem_id="job-samples")
             with gr.Tab("Settings", elem_id="job-tab-config"):
                 config = block(elem_id="job-config")
         self.live = [self.head, self.cancel, self.retry, charts, samples, log, config]
-        self.outputs = [self.message]
+        self.outputs = [self.message, self.tabs, self.charts, self.samples]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
         for button, action in ((self.cancel, submit.request_cancel), (self.retry, submit.retry)):
@@ -155,7 +155,9 @@ class JobPanel:
         ]
 
     def view(self, session: Session, job: Job | None, query: Mapping[str, str]) -> list[Any]:
-        return [""]
+        drawn = job is not None and job.kind in ("train", *generation_view.KINDS)
+        tabs = gr.Tabs(selected="charts" if drawn else "log")
+        return ["", tabs, gr.Tab(visible=drawn), gr.Tab(visible=drawn)]
 
 
 def samples(session: Session, job: Job) -> str:
@@ -207,6 +209,8 @@ def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
                 base = session.get_one(Base, row.base_id)
                 link, words = model_link("playground", base.name, row.name), "Open in Playground"
             found.append((f"Created the {word} “{row.name}”.", link, words))
+    if job.kind == "train" and not found:
+        found.append(("Its draft was deleted.", "", ""))
     if job.kind == "replay":
         for number, chat in enumerate(job.result.get("chats") or (), 1):
             found.append((f"Response {number}, replayed.", f"/playground?chat={chat}", "Open in Playground"))
@@ -221,13 +225,14 @@ def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
 
 
 def download_link(session: Session, job: Job) -> str:
-    """Link to the downloads of the checkpoint that the job trained or exported."""
+    """Links to the draft that the job trained or exported, and to its downloads."""
     query = select(Checkpoint.id).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")
     checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
     if job.state != JobState.SUCCEEDED or not checkpoint_id:
         return ""
-    link = link_button("Download for a server…", f"/models/drafts?id={checkpoint_id}")
-    return tag("div", link, class_="sp-link-row")
+    links = link_button("Open the draft", f"/models/drafts?id={checkpoint_id}")
+    links += link_button("Export for a server", f"/models/drafts?id={checkpoint_id}#checkpoint-tabs")
+    return tag("div", links, class_="sp-link-row")
 
 
 @show_errors("")

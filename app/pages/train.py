@@ -10,10 +10,12 @@ from app import forms, visitor
 from app.links import GO
 from app.views import choices
 from app.views.train_settings import SettingControls
+from app.views.verdict import BEST_METHOD
 from app.widgets.elements import (
     QUIET,
     block,
     closed_accordion,
+    fold,
     hidden,
     keep_in_address,
     notice,
@@ -28,7 +30,7 @@ from app.widgets.setting_fields import box_value, entered, setting_rows
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
 from formats.refusals import no_server_reason
-from models.methods import METHODS
+from models.methods import METHODS, SETTINGS
 from models.methods.recipes import list_recipes
 from ops.homes import names
 from speculoos.errors import SpeculoosError
@@ -41,8 +43,8 @@ from workers.jobs.requests import Train
 from workers.jobs.submit import check_and_estimate, submit_training
 
 FEW_ROWS = 50
-FIRST = next(iter(METHODS))
-"""Method selected by default."""
+REVIEWED = ("epochs", "max_steps", "max_minutes", "lr", "max_length", "base_dtype", "mixed_precision", "device")
+"""Settings in the review."""
 PROCESSES = ("processes", "sharding")
 """Options of the job with a control in the form."""
 CLONED = ("method", "base_id", "dataset_id", "more_dataset_ids", "settings", "recipe", *PROCESSES)
@@ -84,13 +86,14 @@ class TrainPage:
         step(2, "Data", "Datasets of conversations with responses of this base model.")
         self.data = dropdown([], label="Data", show_label=False, elem_id="train-data", multiselect=True, value=[])
         step(3, "Method and recipe", "The kind of draft, and its training settings.")
-        methods = [(method.title, name) for name, method in METHODS.items()]
-        self.method = gr.Radio(methods, value=FIRST, label="Method", show_label=False, elem_id="train-method")
-        self.method_note = block(method_note(FIRST), elem_id="train-method-note")
-        recipes = recipe_choices(FIRST)
+        methods = [(record.title, name) for name, record in METHODS.items()]
+        methods = [(f"{title} (recommended)" if name == BEST_METHOD else title, name) for title, name in methods]
+        self.method = gr.Radio(methods, value=BEST_METHOD, label="Method", show_label=False, elem_id="train-method")
+        self.method_note = block(method_note(BEST_METHOD), elem_id="train-method-note")
+        recipes = recipe_choices(BEST_METHOD)
         # of another method until the page's first values are set, when the data's change is already reviewed
         custom = {"allow_custom_value": True, "elem_id": "train-recipe"}
-        self.recipe = dropdown(recipes, value=usual(FIRST), label="Recipe", **custom)
+        self.recipe = dropdown(recipes, value=usual(BEST_METHOD), label="Recipe", **custom)
 
     def _build_review(self) -> None:
         step(4, "Review and start", "Estimated for this machine.")
@@ -216,8 +219,8 @@ def method_note(method: str) -> str:
     """Trade-offs of the method, and the servers that support its drafts."""
     formats = [record for record in FORMATS.values() if record.name != OWN and not record.scheme]
     servers = [record.servers(method) for record in formats if record.layout(method)]
-    served = f" Can be exported for {'; '.join(servers)}." if servers else ""
-    return tag("p", safe(METHODS[method].about + served), class_="sp-lead")
+    served = fold("Servers", tag("p", safe("; ".join(servers)), class_="sp-lead"))
+    return tag("p", safe(METHODS[method].about), class_="sp-lead") + (served if servers else "")
 
 
 def recipe_choices(method: str) -> list[tuple[str, str]]:
@@ -249,7 +252,7 @@ def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
     sets = [session.get(Dataset, row_id) for row_id in query.get("data", "").split(",") if row_id]
     first, *more = [data.id for data in sets if data] or [""]
     writer = sets[0].base_id if sets and sets[0] else ""
-    method = query["method"] if query.get("method") in METHODS else FIRST
+    method = query["method"] if query.get("method") in METHODS else BEST_METHOD
     base = query.get("base") or writer or ""
     return Train(method=method, base_id=base, dataset_id=first, recipe=usual(method), more_dataset_ids=more)
 
@@ -296,4 +299,9 @@ def review_box(settings: Settings, request: Train, name: str, experiment: str, m
     with reading(settings) as session:
         notes = "".join(notice(text, "warn") for text in warnings(session, request))
         command = command_for(request, names(session), name, flags)
+    settings_of, chosen = request.config.to_json(), []
+    for setting in (SETTINGS[name] for name in REVIEWED):
+        if (value := settings_of.get(setting.name)) not in (None, "", 0):
+            chosen.append(f"{setting.label} {value}")
+    notes += tag("p", safe(" · ".join(chosen)), class_="sp-hint")
     return tag("div", notes + review(estimate, command), class_="sp-stack"), line(estimate)

@@ -193,14 +193,13 @@ def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
     if speedup is None and speed and plain:
         speedup = speed / plain
     compared = REFERENCE_WORDS if figures.get(REFERENCE) else interval(figures, "speedup", "×") or "vs. baseline"
-    return tiles(
-        (
-            ("Mean accepted length (τ)", figure(tau), tau_note(figures, tau)),
-            ("Speedup", f"{speedup:.2f}×" if speedup else "–", compared if speedup else ""),
-            ("Tokens per second", figure(speed, 1), f"baseline {figure(plain, 1)}" if plain else ""),
-            ("Size", size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_words(checkpoint.method)),
-        )
+    known = (
+        ("Mean accepted length (τ)", figure(tau), tau_note(figures, tau)),
+        ("Speedup", f"{speedup:.2f}×" if speedup else "–", compared),
+        ("Tokens per second", figure(speed, 1), f"baseline {figure(plain, 1)}" if plain else ""),
+        ("Size", size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_words(checkpoint.method)),
     )
+    return tiles(item for item in known if item[1] != "–")
 
 
 REFERENCE_WORDS = "reference: measured elsewhere"

@@ -88,8 +88,10 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
     """Verdict, figures, and what to do with the draft; `jobs` may contain an export of it."""
     base = session.get_one(Base, checkpoint.base_id)
     exports = [job for job in jobs if job.kind == "export" and job.state == "SUCCEEDED"]
-    watch, verdict_html = model_link("playground", base.name, checkpoint.name), verdict.part(session, training)
-    links = "" if watch in verdict_html else link_button("Chat with the draft", watch, main=True, id="open-playground")
+    watch = model_link("playground", base.name, checkpoint.name)
+    links = ""
+    if watch not in verdict.part(session, training):
+        links = link_button("Chat with the draft", watch, id="open-playground")
     links += link_button("Compare with the baseline", model_link("compare", base.name, checkpoint.name))
     command = ""
     for job in exports:
@@ -97,10 +99,9 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
         to = f"/api/checkpoints/{checkpoint.id}/exports/{name}"
         links += link_button(f"Download for {FORMATS[name].title}", to, download="", id=f"download-{name}")
         command = command or serve_command(base, checkpoint, name)
-    links += link_button("All formats", f"{PAGES['checkpoints']}?id={checkpoint.id}")
+    links += link_button("Export for a server", f"{PAGES['checkpoints']}?id={checkpoint.id}")
     evaluated = next((job for job in jobs if job.kind == "evaluate" and job.state == "SUCCEEDED"), None)
     if evaluated:
         links += link_button("Results per question", f"{PAGES['evaluations']}?id={evaluated.request['evaluation_id']}")
     shown = command_box(command, "Serve it, in the folder of the unpacked download") if command else ""
-    row = tag("div", links, class_="sp-link-row")
-    return verdict_html + figure_tiles(session, checkpoint) + row + shown
+    return verdict.part(session, training, links) + figure_tiles(session, checkpoint) + shown

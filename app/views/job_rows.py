@@ -11,7 +11,7 @@ from app.views.checkpoint_rows import method_words
 from app.views.job_view import ACTIVE, MARKS, PAUSED, STATES, progress, progress_words, seconds, state_badge
 from app.views.leaderboard import address
 from app.widgets.bulk import row_checkbox
-from app.widgets.elements import badge, detail_head, empty_state, facts, link_button, row_note
+from app.widgets.elements import badge, detail_head, empty_state, facts, link_button, notice, row_note
 from app.widgets.formatting import ago, duration, size
 from app.widgets.picker import pick, table
 from app.widgets.text import safe, tag
@@ -23,6 +23,8 @@ from tracking.tables import Experiment, Job, JobLog
 from workers.jobs.requests import kind_title
 
 COLUMNS = ["State", "Job", "Progress", "Result", "Time"]
+MAX_FAILED = 3
+"""Maximum number of failed shards whose errors are shown."""
 SQUARES = 1000
 """Maximum number of shards drawn as squares."""
 
@@ -123,20 +125,26 @@ def shards_part(session: Session, job: Job) -> str:
     """Shards of a parent job as counts and squares, below its progress; "" for other jobs."""
     if not job.shards:
         return ""
-    tally = shards.tally(session, job.id)
-    html = tag("p", safe(f"{tally.summary(job.kind)}, {tally.done:,} {job.unit}."), class_="sp-lead")
+    tally, noun = shards.tally(session, job.id), "Cell" if job.kind == "matrix" else "Shard"
+    html = ""
+    if job.state != "RUNNING":  # else its progress says this
+        html = tag("p", safe(f"{tally.summary(job.kind)}, {tally.done:,} {job.unit}."), class_="sp-lead")
+    for shard in shards.failed(session, job.id)[:MAX_FAILED] if tally.count(JobState.FAILED) else ():
+        html += notice(f"{noun} {shard.number + 1}: {shard.error}", "bad", f"/runs?id={shard.id}", "Open")
     if job.kind == "matrix":
         board = link_button("Show results on the leaderboard", address(LeaderboardView(matrix=job.id)))
         html += tag("div", board, class_="sp-link-row")
     rows = shards.brief(session, job.id)
     if 0 < len(rows) <= SQUARES:
-        noun = "Cell" if job.kind == "matrix" else "Shard"
+        legend = f"One square per {noun.lower()}. ✓: done, ▸: running, ✗: failed."
+        html += tag("p", safe(legend), class_="sp-hint")
         html += tag("ol", "".join(_square(shard, noun) for shard in rows), class_="sp-shard-grid")
     return tag("section", html, class_="sp-shards", aria_label="Shards")
 
 
 def _square(shard: Any, noun: str) -> str:
     word, tone = STATES.get(shard.state, (shard.state, ""))
+    tone = "" if shard.state == "QUEUED" else tone
     counted = f"{shard.done:,} of {shard.total:,}" if shard.total is not None else f"{shard.done:,}"
     words = f"{noun} {shard.number + 1}: {word.lower()}, {counted}"
     kind = f"sp-shard sp-{tone}" if tone else "sp-shard"

@@ -58,6 +58,8 @@ def shown_done(job: Job) -> int:
 def progress_words(job: Job) -> str:
     done = shown_done(job)
     parts = [counted(done, job.total, job.unit)] if job.unit or done else []
+    if stopped_early(job):
+        parts.append("stopped early")
     if job.state == "RUNNING" and not job.cancel_requested:
         parts.append(time_left(job))
     if job.state in ("RUNNING", "INTERRUPTED") and job.progress_note:
@@ -74,13 +76,18 @@ def time_left(job: Job) -> str:
     return f"{'at most ' if job.kind == 'evaluate' else ''}{duration(job.eta_seconds)} left"
 
 
+def stopped_early(job: Job) -> bool:
+    """Whether a training succeeded before its last step, because of its time limit or patience."""
+    return job.kind == "train" and job.state == "SUCCEEDED" and bool(job.total) and job.done < job.total
+
+
 def progress(job: Job) -> str:
     """A progress bar with its text; "" for a job that has not started."""
     if job.state == "QUEUED" and not job.done:
         return ""
     total = job.total if job.total else (1 if job.state == "SUCCEEDED" else None)
     done = min(shown_done(job), total) if total else 0
-    if job.state == "SUCCEEDED":
+    if job.state == "SUCCEEDED" and not stopped_early(job):
         done = total
     if total is None and job.state != "RUNNING":
         return tag("p", safe(progress_words(job)), class_="sp-lead")
@@ -90,7 +97,8 @@ def progress(job: Job) -> str:
 def banner(job: Job, waits_for: str = "", made: Iterable[tuple[str, str, str]] = (), tone: Tone = "good") -> str:
     """A notice of the job's state: the error and its hint, what it waits for, or how it ended and what it `made`."""
     if job.state == "FAILED":
-        return notice(" ".join(filter(None, (job.error or "The job failed without a message.", job.hint))), "bad")
+        text = " ".join(filter(None, (job.error or "The job failed without a message.", job.hint)))
+        return notice(text, "bad", *(("/settings/storage", "Free up space") if "disk" in text.lower() else ()))
     if job.state == "QUEUED":
         return notice(waits_for or "Waiting for a worker.", "warn")
     if paused(job):

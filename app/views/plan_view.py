@@ -38,7 +38,7 @@ class PlanForm:
                 batches = setting_control(PlanRequest.options()["batches"], "plans-batches")
                 layers = setting_control(PlanRequest.options()["layers"], "plans-layers")
             fields = {"base": chosen, "draft": self.draft, "batches": batches, "layers": layers}
-            form = JobForm(settings, "plans", "Plan", fields, plan_request)
+            form = JobForm(settings, "plans", "Find the fastest settings", fields, plan_request)
         self.outputs = [self.box, self.draft, form.review]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
@@ -77,8 +77,11 @@ def speedup_table(result: Result) -> str:
         return ""
     best = [max(column) for column in zip(*speedups.values(), strict=True)]
     rows = [[safe(name), *map(_speedup, values, best)] for name, values in speedups.items()]
-    hint = tag("p", "Speedup over the baseline at the same batch size; bold: the fastest.", class_="sp-hint")
-    return hint + table(["Batch size", *batches], rows, "Speedup by draft shape and batch size", named=batches)
+    hint = "Predicted speedup, local engine, over the baseline at the same batch size; bold: the fastest. "
+    hint += "The size of a tree is the number of verified tokens, its root included."
+    heads = [f"Batch size {batch}" for batch in batches]
+    label = "Predicted speedup by draft shape and batch size"
+    return tag("p", safe(hint), class_="sp-hint") + table(["Draft shape", *heads], rows, label, named=heads)
 
 
 def _speedup(value: float, best: float) -> str:
@@ -87,7 +90,7 @@ def _speedup(value: float, best: float) -> str:
 
 def speed_chart(result: Result) -> str:
     chart = line_chart(
-        "Tokens per second by batch size",
+        "Predicted tokens per second by batch size",
         _lines(result, list(result["plain"]["by_batch"])),
         unit="tokens/s",
         across="batch size",
@@ -110,7 +113,7 @@ def _lines(result: Result, batches: list[str]) -> dict[str, list[tuple[float, fl
 
 
 def shapes_table(result: Result) -> str:
-    columns = ["Drafting", "τ", "Step (ms)", "Draft (ms)", "Tokens per second", "Speedup"]
+    columns = ["Drafting", "τ", "Step (ms)", "Draft (ms)", "Tokens per second", "Predicted speedup"]
     rows = []
     for shape in (result["plain"], *result["shapes"]):
         one = shape["by_batch"]["1"]

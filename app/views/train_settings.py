@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.views.verdict import BEST_METHOD
 from app.widgets.elements import closed_accordion
 from app.widgets.setting_fields import setting_control
 from models.methods import METHODS, SETTINGS
@@ -36,7 +37,7 @@ class SettingControls:
         self.controls: dict[str, Any] = {}
         self.groups: dict[str, gr.Column] = {}
         for name, method in METHODS.items():
-            group = gr.Column(visible=name == next(iter(METHODS)))
+            group = gr.Column(visible=name == BEST_METHOD)
             with group, gr.Accordion(method.title, elem_classes="sp-settings"), gr.Row():
                 self._add(s for s in SETTINGS.values() if s.methods == (name,))
             self.groups[name] = group

@@ -136,7 +136,7 @@ def figures_table(session: Session, trainings: Sequence[Training], metrics: Metr
         ("Tokens seen", [f"{tokens[row_id]:,.0f}" if tokens.get(row_id) else DASH for row_id in ids]),
         ("Time taken", [_time(training) for training in trainings]),
         ("Last training loss", [figure(points[-1][1], 3) if points else DASH for points in last]),
-        ("Expected τ, held out", [figure(held_out.get(row_id)) for row_id in ids]),
+        ("Held-out τ, greedy chain", [figure(held_out.get(row_id)) for row_id in ids]),
         ("Size", [safe(size(draft.size_bytes)) if draft and draft.size_bytes else DASH for draft in drafts]),
     ]
     rows = [(labelled(words), cells) for words, cells in rows]

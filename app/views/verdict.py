@@ -44,6 +44,8 @@ class TrainingFacts:
     speedup: float | None = None
     slower: bool = False
     """The whole interval of the speedup is below 1."""
+    uncertain: bool = False
+    """The interval of the speedup includes values below 1."""
     rows: int = 0
     prompts: int = 0
     """Size of its prompt set, if some of these prompts have no response yet."""
@@ -55,7 +57,7 @@ def verdict(known: TrainingFacts, ways: Mapping[str, str]) -> TrainingVerdict:
     if known.tau is None:
         text = "No conversations were held out, so its quality is unknown. Evaluate it on questions."
         return TrainingVerdict(text, "info", ways["evaluate"], "Evaluate it")
-    if known.tau >= GOOD_TAU and not known.slower:
+    if known.tau >= GOOD_TAU and not known.slower and not known.uncertain:
         text = f"{_meaning(known)} Chat with it, or export it for a server."
         return TrainingVerdict(text, "good", ways["chat"], "Chat with the draft")
     advice, step, button = _advice(known, ways)
@@ -68,11 +70,11 @@ def _meaning(known: TrainingFacts) -> str:
     text = f"τ {known.tau:.2f} {source}: each pass of the base model generates {known.tau:.1f} tokens instead of one."
     if known.speedup is not None:
         slow = "too slow: " if known.slower else ""
-        return f"{text} Measured on this machine, that is {slow}{known.speedup:.2f} × the baseline."
+        return f"{text} Measured (batch size 1, local engine): {slow}{known.speedup:.2f} × the baseline."
     if not known.measured:
         return f"{text} Evaluate it on questions to measure its speed."
     if known.tau < BREAK_EVEN_TAU:
-        return f"{text} That is too low: a speculative step costs about {BREAK_EVEN_TAU} plain steps."
+        return f"{text} That is too low to be faster than the baseline on most machines."
     return text if known.tau >= GOOD_TAU else f"{text} That is a start; a good draft has {GOOD_TAU:.0f} or more."
 
 
@@ -92,8 +94,8 @@ def _advice(known: TrainingFacts, ways: Mapping[str, str]) -> tuple[str, str, st
     return "Add more responses to prompts like those it will be used for.", "data", "Add data"
 
 
-def part(session: Session, job: Job) -> str:
-    """The verdict as HTML for a succeeded training; "" for other jobs."""
+def part(session: Session, job: Job, more: str = "") -> str:
+    """The verdict as HTML for a succeeded training, with its buttons and `more`; "" for other jobs."""
     checkpoint = session.scalar(select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready"))
     if job.kind != "train" or job.state != "SUCCEEDED" or checkpoint is None:
         return ""
@@ -109,7 +111,7 @@ def part(session: Session, job: Job) -> str:
         link = f"/runs?id={row.job_id}" if pending and row.job_id else f"/results?id={row.id}"
         words = "Open its running evaluation" if pending else "Open its evaluation"
         buttons += link_button(words, link, id="verdict-evaluation")
-    html = notice(result.text, result.tone) + tag("div", buttons, class_="sp-link-row")
+    html = notice(result.text, result.tone) + tag("div", buttons + more, class_="sp-link-row")
     return tag("section", html, class_="sp-stack", id="verdict", aria_label="Verdict")
 
 
@@ -134,10 +136,10 @@ def facts_of(job: Job, checkpoint: Checkpoint, row: Evaluation | None, rows: int
     best, step = figures.get("best_step"), figures.get("step")
     still_learning = bool(best and step and best >= LATE * step)
     if row is not None and row.tau is not None:
-        slower = row.speedup_high is not None and row.speedup_high < 1
-        return TrainingFacts(row.tau, True, row.speedup, slower, rows, prompts, still_learning)
+        slower, uncertain = ((end or 1) < 1 for end in (row.speedup_high, row.speedup_low))
+        return TrainingFacts(row.tau, True, row.speedup, slower, uncertain, rows, prompts, still_learning)
     tau = finite_number(figures.get("mean_accepted_length"))
-    return TrainingFacts(tau, False, None, plain_is_faster(checkpoint), rows, prompts, still_learning)
+    return TrainingFacts(tau, False, None, plain_is_faster(checkpoint), False, rows, prompts, still_learning)
 
 
 def next_steps(

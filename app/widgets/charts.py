@@ -39,13 +39,14 @@ class ChartStyle:
     """Style of a chart. `order`: series names in the order of colors, for charts that lack some series; `near`: the
     pointer shows each line's closest value, for lines with different steps; `up`: label of the values' axis; `best`
     (`max` or `min`): mark and label the highest or lowest point of each line instead of the last; `legend`: False if
-    one `legend` names the lines of several charts."""
+    one `legend` names the lines of several charts; `dots`: points without a line, for values that are no course."""
 
     order: Sequence[str] = ()
     near: bool = False
     up: str = ""
     best: str = ""
     legend: bool = True
+    dots: bool = False
 
     def named(self, points: Points) -> tuple[float, float]:
         """The point of a line that the legend shows."""
@@ -79,10 +80,10 @@ def line_chart(
     named = {name: look.named(finite[name]) for name in shown}
     x, y = _scales([*shown.values()], percent)
     whole = all(float(step).is_integer() for points in shown.values() for step, _ in points)
-    lines = "".join(_line(styles[name], points, named[name], x, y) for name, points in shown.items())
+    lines = "".join(_line(styles[name], points, named[name], x, y, look.dots) for name, points in shown.items())
     ends = ", ".join(f"{name} {_number(value, percent)} {unit}".strip() for name, (_, value) in named.items())
     last = max(at for at, _ in named.values())
-    up = look.up or unit or ("%" if percent else title.partition(",")[0].lower())
+    up = look.up or unit or ("%" if percent else "")
     picture = tag(
         "svg",
         _grid(x, y, percent, whole) + _axes(across, up) + lines + tag("g", class_="sp-chart-mark"),
@@ -180,10 +181,12 @@ def _row(value: float, words: str, y: Scale) -> str:
     return rule + tag("text", words, x=LEFT - 6, y=at, text_anchor="end", dominant_baseline="middle")
 
 
-def _line(style: str, points: Points, named: tuple[float, float], x: Scale, y: Scale) -> str:
-    """A line, with a dot at the point that the legend shows."""
+def _line(style: str, points: Points, named: tuple[float, float], x: Scale, y: Scale, dots: bool) -> str:
+    """A line, with a dot at the point that the legend shows, or dots alone."""
     line = tag("polyline", class_=style, points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points))
-    return line + tag("circle", class_=style, cx=f"{x(named[0]):.1f}", cy=f"{y(named[1]):.1f}", r=3)
+    marked = points if dots else [named]
+    marks = (tag("circle", class_=style, cx=f"{x(a):.1f}", cy=f"{y(b):.1f}", r=3) for a, b in marked)
+    return ("" if dots else line) + "".join(marks)
 
 
 def legend(names: Sequence[str]) -> str:

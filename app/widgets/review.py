@@ -24,7 +24,7 @@ def figures(estimate: Estimate) -> str:
                 if estimate.gpu_bytes
                 else []
             ),
-            ("Memory", size(estimate.memory), f"{size(estimate.free_memory)} free now"),
+            ("CPU memory", size(estimate.memory), f"{size(estimate.free_memory)} free now"),
             ("Disk", size(estimate.disk), f"{size(estimate.free_disk)} free now"),
         ]
     )

@@ -362,7 +362,7 @@ def test_the_train_page_is_filled_in_from_the_address(filled):
         rows.get(Job, "succeeded").request = {**wish, "checkpoint_id": "heads"}
     with reading(filled) as rows:
         assert train.request_of_address(rows, {"data": "answers"}).base_id == "base"
-        assert train.request_of_address(rows, {"method": "nonsense"}).method == "medusa"
+        assert train.request_of_address(rows, {"method": "nonsense"}).method == "eagle3"
         cloned = train.request_of_job(rows, "succeeded")
         assert (cloned.method, cloned.settings, cloned.recipe, cloned.checkpoint_id) == ("eagle", {"lr": 0.5}, "", "")
         assert train.request_of_job(rows, "gone") is None

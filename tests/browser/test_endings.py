@@ -207,7 +207,7 @@ def test_two_sets_are_trained_on_and_measured_by_itself(page: Page, workers: Wor
         more.base_id = ended["base"]
         more.path = str(write_answers(workers.settings.home / "datasets" / more.id, 12, 40))
         rows.add(more)
-    open_page(page, f"{workers.url}/runs/new?data={ended['data']},{more.id}")
+    open_page(page, f"{workers.url}/runs/new?method=medusa&data={ended['data']},{more.id}")
     choose(page, "train-recipe", "medusa-smoke")
     expect(page.locator("#train-review .sp-command")).to_contain_text("--recipe medusa-smoke")
     expect(page.locator("#train-review .sp-command")).to_contain_text("--data 'ending answers' --data 'more answers'")

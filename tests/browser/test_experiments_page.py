@@ -58,7 +58,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     expect(page.locator("#jobs-bulk-said")).to_contain_text("Added to the experiment: 3.")
     open_page(page, address)
     expect(page.locator("#experiment-figures tbody tr")).to_have_count(3)
-    expect(page.locator("#experiment-curves figure")).to_contain_text("τ by tokens seen")
+    expect(page.locator("#experiment-curves figure")).to_contain_text("τ by training tokens")
     page.get_by_role("link", name="Compare training runs").click()
     expect(page.locator("#trainings-charts figure")).to_have_count(3)
 

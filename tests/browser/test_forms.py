@@ -12,7 +12,7 @@ pytestmark = pytest.mark.browser
 
 
 def test_a_reload_keeps_the_training_form(page: Page, furnished: Furnished) -> None:
-    open_page(page, f"{furnished.url}/runs/new")
+    open_page(page, f"{furnished.url}/runs/new?method=medusa")
     page.get_by_role("radio", name="EAGLE-3").check()
     page.wait_for_url("**/runs/new?method=eagle3*")
     page.locator("#train-name input, #train-name textarea").fill("my heads")

@@ -39,7 +39,7 @@ def start(page: Page, bench: Workbench) -> str:
     with reading(bench.settings) as session:
         base_id = queries.find_base(session, "tiny").id
     data = add_answers(bench.settings, base_id, f"random answers {new_id()[:8]}")
-    page.goto(f"{bench.url}/runs/new?data={data}")
+    page.goto(f"{bench.url}/runs/new?method=medusa&data={data}")
     command = page.locator("#train-review .sp-command")
     choose(page, "train-recipe", "medusa-smoke")
     unfold(page, "Advanced settings")

@@ -44,7 +44,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start_training(page: Page, bench: Workbench, data: str, steps: int, name: str = "", processes: int = 1) -> str:
     """Fill in the train page for a tiny Medusa and start it; returns the job's id."""
-    page.goto(f"{bench.url}/runs/new?data={data}")
+    page.goto(f"{bench.url}/runs/new?method=medusa&data={data}")
     expect(page.locator("#train-review .sp-command")).to_contain_text("speculoos train medusa")
     choose(page, "train-recipe", "medusa-smoke")
     expect(page.locator("#train-review .sp-command")).to_contain_text("--recipe medusa-smoke")  # its settings are in
@@ -92,7 +92,7 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     expect(page.locator("#job-charts")).to_contain_text("head 1")
     link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
     assert link == "/playground?model=tiny%40first+heads"
-    page.get_by_role("link", name="Download for a server").click()  # two clicks from the end to the file
+    page.get_by_role("link", name="Export for a server").click()  # two clicks from the end to the file
     with page.expect_download() as caught:
         page.locator("#checkpoint-download").click()
     assert caught.value.suggested_filename == "tiny-first-heads.zip"
@@ -333,7 +333,7 @@ def test_a_published_head_is_uploaded_tried_and_exported(page: Page, bench: Work
     job_is(page, "SUCCEEDED")
     link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
     assert link == "/playground?model=tiny%40their+head"
-    page.get_by_role("link", name="Download for a server").click()
+    page.get_by_role("link", name="Export for a server").click()
     expect(page.locator("#checkpoint-head")).to_contain_text("uploaded files: their-head")
     expect(page.locator("#checkpoint-head .sp-badge")).to_have_text("imported")
     page.get_by_role("link", name="Try in the Playground").click()

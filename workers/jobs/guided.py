@@ -80,12 +80,16 @@ def submit_guided(
     checkpoint_id = trained.request["checkpoint_id"]
     questions = SHORT_QUESTIONS if is_short else {}
     evaluated = submit(Evaluate(base_id=base_id, checkpoint_id=checkpoint_id, **questions), **common)
-    is_exportable = (base.card or {}).get("layers", EXPORTED_LAYERS) >= EXPORTED_LAYERS
-    exported = submit(Export(checkpoint_id=checkpoint_id, format=VLLM.name), **common) if is_exportable else None
+    exported = submit(Export(checkpoint_id=checkpoint_id, format=VLLM.name), **common) if can_export(base) else None
     job_ids = tuple(job.id for job in (importing, generated, trained, evaluated, exported) if job)
     return Chain(
         experiment, evaluated.experiment_id, job_ids, base_id, checkpoint_id, evaluated.request["evaluation_id"]
     )
+
+
+def can_export(base: Base) -> bool:
+    """Whether servers can load EAGLE-3 drafts of the base model."""
+    return (base.card or {}).get("layers", EXPORTED_LAYERS) >= EXPORTED_LAYERS
 
 
 def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None = None, user: str = "") -> Chain:
