@@ -104,7 +104,7 @@ class GuidedPage:
         if base and not can_export(base):
             text = f"No export: servers load EAGLE-3 drafts of base models with {EXPORTED_LAYERS} or more layers."
             html += notice(text, "warn")
-        return html
+        return tag("div", html, class_="sp-stack")
 
     @show_errors("")
     def submit(self, base: str, prompts: str, upload: str | None, budget: str) -> tuple[str, str]:

@@ -117,16 +117,16 @@ class JobPanel:
             self.clone = gr.Button("Clone", elem_id="job-clone", **SMALL)
         self.message = block(elem_id="job-action-said")
         with gr.Tabs(elem_id="job-tabs") as self.tabs:
-            with gr.Tab("Charts", id="charts", elem_id="job-tab-charts") as self.charts:
+            with gr.Tab("Charts", id="charts", elem_id="job-tab-charts"):
                 charts = block(elem_id="job-charts")
             with gr.Tab("Log", id="log", elem_id="job-tab-log"):
                 log = block(elem_id="job-log", max_height=440)
-            with gr.Tab("Samples", id="samples", elem_id="job-tab-samples") as self.samples:
+            with gr.Tab("Samples", elem_id="job-tab-samples"):
                 samples = block(elem_id="job-samples")
             with gr.Tab("Settings", elem_id="job-tab-config"):
                 config = block(elem_id="job-config")
         self.live = [self.head, self.cancel, self.retry, charts, samples, log, config]
-        self.outputs = [self.message, self.tabs, self.charts, self.samples]
+        self.outputs = [self.message, self.tabs]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
         for button, action in ((self.cancel, submit.request_cancel), (self.retry, submit.retry)):
@@ -155,9 +155,8 @@ class JobPanel:
         ]
 
     def view(self, session: Session, job: Job | None, query: Mapping[str, str]) -> list[Any]:
-        drawn = job is not None and job.kind in ("train", *generation_view.KINDS)
-        tabs = gr.Tabs(selected="charts" if drawn else "log")
-        return ["", tabs, gr.Tab(visible=drawn), gr.Tab(visible=drawn)]
+        drawn = job is not None and has_charts(job.kind)
+        return ["", gr.Tabs(selected="charts" if drawn else "log")]
 
 
 def samples(session: Session, job: Job) -> str:
@@ -181,7 +180,13 @@ def head(session: Session, job: Job) -> str:
     ]
     results = verdict.part(session, job) + download_link(session, job) + evaluation_view.report_of(session, job)
     results += plan_view.report(job)
-    return tag("div", "".join(parts) + results, class_="sp-job-head", data_state=job.state)
+    attributes = {"data_state": job.state, "data_drawn": has_charts(job.kind)}
+    return tag("div", "".join(parts) + results, class_="sp-job-head", **attributes)
+
+
+def has_charts(kind: str) -> bool:
+    """Whether jobs of this kind have charts and samples; a rule of the style sheet hides these tabs for others."""
+    return kind in ("train", *generation_view.KINDS) or any(custom.kind == kind for custom in custom_kinds())
 
 
 def no_charts(job: Job) -> str:

@@ -302,6 +302,6 @@ def review_box(settings: Settings, request: Train, name: str, experiment: str, m
     settings_of, chosen = request.config.to_json(), []
     for setting in (SETTINGS[name] for name in REVIEWED):
         if (value := settings_of.get(setting.name)) not in (None, "", 0):
-            chosen.append(f"{setting.label} {value}")
+            chosen.append(f"{setting.label} {value:g}" if isinstance(value, float) else f"{setting.label} {value}")
     notes += tag("p", safe(" · ".join(chosen)), class_="sp-hint")
     return tag("div", notes + review(estimate, command), class_="sp-stack"), line(estimate)

@@ -137,7 +137,9 @@ def test_its_page_has_figures_jobs_and_ways_on(filled: Settings) -> None:
     assert "/runs/compare?ids=job-1,job-2,job-3" in head and "/api/experiments/exp.csv" in head
     assert "2,000" in figures and "1.50 – 1.70" in figures and "GSM8K" in figures
     assert (
-        "Medusa for tiny" in curves and "τ by training tokens, measured" in curves and "[2000.0,1.6],[4000.0,1.7]" in curves
+        "Medusa for tiny" in curves
+        and "τ by training tokens, measured" in curves
+        and "[2000.0,1.6],[4000.0,1.7]" in curves
     )
     assert jobs.count('data-choose="job-') == 3 and 'href="/runs?id=job-1"' in jobs and "data-pick" not in jobs
 
