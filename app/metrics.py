@@ -1,40 +1,29 @@
 """`/metrics` in the Prometheus format and `/readyz`, for monitoring.
 
-Metrics of jobs come from rows, which are read at most once every few seconds; metrics of requests are counted in the
-web process. Labels never contain ids, names or paths chosen by users.
+Metrics of jobs come from rows (ops/metrics.py); metrics of requests are counted in the web process. Labels never
+contain ids, names or paths chosen by users.
 """
 
 import asyncio
 import hashlib
 import hmac
-import shutil
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
 from ops.health import HealthPart, check
-from ops.storage import Surveys, database_bytes
-from speculoos.errors import SpeculoosError
-from speculoos.resources import nearest_existing
+from ops.metrics import MetricRows, fresh
+from ops.storage import Surveys
 from speculoos.settings import Settings
-from tracking import workload
-from tracking.db import reading
 
-FRESH_SECONDS = 5.0
-"""Cache time of metrics from rows."""
-SURVEY_SECONDS = 600.0
-"""Cache time of metrics that need the sizes of all files."""
 REASONS = {
     "database": "the database does not respond, or has another schema version",
     "broker": "the broker does not respond",
@@ -42,25 +31,10 @@ REASONS = {
     "worker-io": "no worker of the queue io is alive",
 }
 """Part that must respond before jobs can run → why it does not; public without a login, so without host names."""
-T = TypeVar("T")
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 GRADIO = "/gradio_api/"
 GRADIO_ROUTES = ("run", "upload_progress", "upload", "file", "app_id")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
-
-
-def fresh(seconds: float, read: Callable[[], T]) -> Callable[[], T]:
-    """A function that calls `read` at most once every `seconds`; concurrent callers wait for its result."""
-    lock, cached = threading.Lock(), dict[str, Any](until=0.0)
-
-    def latest() -> T:
-        with lock:
-            if time.monotonic() > cached["until"]:
-                cached["value"] = read()
-                cached["until"] = time.monotonic() + seconds
-            return cached["value"]
-
-    return latest
 
 
 class WebMetrics:
@@ -86,63 +60,6 @@ class WebMetrics:
         """The metrics in a format of the `accept` header."""
         encoder, kind = choose_encoder(accept)
         return Response(encoder(self.registry), headers={"Content-Type": kind, "Cache-Control": "no-store"})
-
-
-class MetricRows:
-    """A collector of metrics from the database and the disk, cached for a few seconds."""
-
-    def __init__(self, settings: Settings, surveys: Surveys, seconds: float = FRESH_SECONDS):
-        self.settings, self.surveys = settings, surveys
-        self.collect = fresh(seconds, lambda: list(self._collect()))
-
-    def _collect(self) -> Iterator[Metric]:
-        try:
-            with reading(self.settings) as session:
-                load, size = workload.workload(session), database_bytes(session)
-            yield gauge("speculoos_database_bytes", "Size of the database.", [], {(): size})
-            yield from self._rows(load)
-            up = 1
-        except SpeculoosError:
-            up = 0
-        yield gauge("speculoos_database_up", "1 if the database responds.", [], {(): up})
-        yield from self._disk()
-
-    def _rows(self, load: workload.Workload) -> Iterator[Metric]:
-        ages = {name: min(values) for name, values in load.heartbeats.items()}
-        alive = {name: sum(age < 20 for age in values) for name, values in load.heartbeats.items()}
-        held = {(device, by): float(holder == by) for device, holder in load.devices.items() for by in ("job", "run")}
-        lost = "Attempts interrupted because their worker stopped reporting (lease_lost) or exited (worker_gone)."
-        oldest = "Age of the oldest heartbeat of a running job."
-        waiting = "Longest time a job has been ready to start."
-        yield gauge("speculoos_jobs", "Listed jobs.", ["queue", "state"], load.jobs)
-        yield gauge("speculoos_job_oldest_wait_seconds", waiting, ["queue"], load.oldest_wait)
-        yield gauge("speculoos_job_heartbeat_age_seconds", oldest, ["queue"], load.silent_jobs)
-        yield gauge(
-            "speculoos_job_attempts", "Attempts of the listed jobs.", ["queue"], load.attempts, CounterMetricFamily
-        )
-        yield gauge("speculoos_attempts_lost", lost, ["reason"], load.counters, CounterMetricFamily)
-        yield gauge("speculoos_runs", "Turns of chats and columns of comparisons.", ["state"], load.runs)
-        yield gauge("speculoos_heartbeat_age_seconds", "Seconds since a process's last heartbeat.", ["process"], ages)
-        yield gauge("speculoos_processes_alive", "Processes with a heartbeat within 20 s.", ["process"], alive)
-        yield gauge("speculoos_device_held", "1 while a job or a measurement holds the device.", ["device", "by"], held)
-
-    def _disk(self) -> Iterator[Metric]:
-        disk = shutil.disk_usage(nearest_existing(self.settings.home))
-        yield gauge("speculoos_disk_free_bytes", "Free bytes on the disk of the home folder.", [], {(): disk.free})
-        yield gauge("speculoos_disk_total_bytes", "Size of that disk.", [], {(): disk.total})
-        if survey := self.surveys.get(SURVEY_SECONDS):
-            used = "Bytes used by each part of the home folder."
-            yield gauge("speculoos_storage_bytes", used, ["part"], survey.parts)
-
-
-def gauge(
-    name: str, description: str, labels: list[str], values: Mapping[Any, float], kind: type = GaugeMetricFamily
-) -> Metric:
-    """A metric from `values` by label value, or by a tuple of several."""
-    family = kind(name, description, labels=labels)
-    for key, value in values.items():
-        family.add_metric([key] if isinstance(key, str) else [*map(str, key)], value)
-    return family
 
 
 def readiness(

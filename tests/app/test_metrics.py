@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app import metrics
 from app.main import make_app
 from ops.health import HealthPart
+from ops.metrics import MetricRows
 from ops.storage import Surveys
 from speculoos.settings import Settings, load
 from tests.tools.databases import database, postgres  # noqa: F401
@@ -39,11 +40,11 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def rows(settings: Settings, fresh: float = 0.0) -> metrics.MetricRows:
-    return metrics.MetricRows(settings, Surveys(settings), fresh)
+def rows(settings: Settings, fresh: float = 0.0) -> MetricRows:
+    return MetricRows(settings, Surveys(settings), fresh)
 
 
-def collected(found: metrics.MetricRows) -> dict[tuple[str, ...], float]:
+def collected(found: MetricRows) -> dict[tuple[str, ...], float]:
     return {(s.name, *s.labels.values()): s.value for family in found.collect() for s in family.samples}
 
 
