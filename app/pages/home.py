@@ -10,7 +10,7 @@ from app.paths import PAGES
 from app.theme import asset
 from app.views import guided_view
 from app.views.job_view import progress, state_badge
-from app.widgets.elements import detail_head, link_button, page_header, row_note
+from app.widgets.elements import link_button, page_header, row_note
 from app.widgets.list_page import live_page
 from app.widgets.picker import live
 from app.widgets.text import safe, tag
@@ -83,6 +83,7 @@ def result(session: Session) -> str:
     checkpoint, job = found
     jobs = jobs_of(session, job.experiment_id) if job.experiment_id else [job]
     own = [each for each in jobs if each.id == job.id or each.request.get("checkpoint_id") == checkpoint.id]
-    html = detail_head("Latest draft", row_note(checkpoint.name))
+    name = tag("h2", "Latest draft", class_="sp-section") + row_note(checkpoint.name)
+    html = tag("div", name, class_="sp-detail-head")
     html += guided_view.draft_result(session, job, checkpoint, own)
     return tag("section", html, class_="sp-stack", aria_label="Latest draft")

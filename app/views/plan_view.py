@@ -81,7 +81,9 @@ def speedup_table(result: Result) -> str:
     hint += "The size of a tree is the number of verified tokens, its root included."
     heads = [f"Batch size {batch}" for batch in batches]
     label = "Predicted speedup by draft shape and batch size"
-    return tag("p", safe(hint), class_="sp-hint") + table(["Draft shape", *heads], rows, label, named=heads)
+    return tag("p", safe(hint), class_="sp-hint") + table(
+        ["Draft shape", *heads], rows, label, named=heads, matrix=True
+    )
 
 
 def _speedup(value: float, best: float) -> str:

@@ -24,6 +24,7 @@ LOW_DISK = 2 * 10**9
 """Free bytes below which the strip warns."""
 ROOM_PAGE = "/settings/storage"
 """Page to free disk space."""
+EXPECTED = ("web", "worker-gpu", "worker-io", "reconciler", "inference")
 
 
 def render(settings: Settings) -> str:
@@ -56,7 +57,7 @@ def job_progress(job: Job) -> str:
     share = f"{min(shown_done(job) / job.total, 1.0):.0%}"
     if job.done >= job.total:
         return f"{share} · {job.progress_note or 'finishing…'}"
-    return f"{share} · {duration(job.eta_seconds)} left" if job.eta_seconds is not None else f"{share} · measuring…"
+    return f"{share} · {duration(job.eta_seconds)} left" if job.eta_seconds is not None else f"{share} · ETA unknown"
 
 
 def heartbeat_ages(session: Session) -> dict[str, float]:
@@ -71,7 +72,7 @@ def heartbeat_ages(session: Session) -> dict[str, float]:
 
 
 def process_dot(silences: Mapping[str, float]) -> str:
-    """A dot and a text; names the process with the oldest heartbeat if that is too old."""
+    """A dot and a text; names the process with the oldest heartbeat if that is too old, and those without one."""
     name, seconds = max(silences.items(), key=itemgetter(1), default=("", 0.0))
     if not silences:
         words, tone = "no worker has reported yet", "warn"
@@ -79,8 +80,11 @@ def process_dot(silences: Mapping[str, float]) -> str:
         words, tone = f"{name} has not reported for {duration(seconds)}", "bad"
     else:
         words, tone = f"{len(silences)} processes alive" if len(silences) > 1 else f"{name} alive", "good"
+    if missing := [name for name in EXPECTED if name not in silences]:
+        words, tone = f"{words} · not running: {', '.join(missing)}", "bad" if tone == "bad" else "warn"
     dot = tag("span", "", class_=f"sp-dot sp-{tone}", aria_hidden="true")
-    return tag("a", dot + safe(words), href="/settings", class_="sp-chip", title=", ".join(silences))
+    calm = " sp-calm" if tone == "good" else ""
+    return tag("a", dot + safe(words), href="/settings", class_=f"sp-chip{calm}", title=", ".join(silences))
 
 
 def gpu_chips(session: Session) -> str:
@@ -105,7 +109,7 @@ def gpu_words(gpu: Gpu) -> str:
 
 def disk_chip(home: Path) -> str:
     free = shutil.disk_usage(resources.nearest_existing(home)).free
-    return tag("span", safe(f"{size(free)} free"), class_=f"sp-chip{' sp-bad' if free < LOW_DISK else ''}")
+    return tag("span", safe(f"Disk {size(free)} free"), class_=f"sp-chip {'sp-bad' if free < LOW_DISK else 'sp-calm'}")
 
 
 def disk_notice(settings: Settings) -> str:

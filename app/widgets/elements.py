@@ -7,6 +7,7 @@ from typing import Any, Literal
 import gradio as gr
 from gradio.context import Context
 
+from app.i18n import t
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, safe_with_code, tag
 
@@ -48,7 +49,7 @@ def page_header(title: str, lead: str) -> gr.HTML:
 
 def stop_button(elem_id: str) -> gr.Button:
     """Disabled until the page's script finds something that can be stopped (app/static/dom.js: allow)."""
-    return gr.Button("Stop", variant="stop", elem_id=elem_id, interactive=False, scale=0, min_width=80, size="md")
+    return gr.Button(t("Stop"), variant="stop", elem_id=elem_id, interactive=False, scale=0, min_width=80, size="md")
 
 
 def section(title: str, lead: str = "") -> gr.HTML:
@@ -82,8 +83,8 @@ def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> s
 
 
 def detail_head(name: str, beside: str = "") -> str:
-    """Name of the open row; `beside`: badges and notes as HTML."""
-    return tag("div", tag("h2", safe(name), class_="sp-detail-title") + beside, class_="sp-detail-head")
+    """Name of the open row, as the page's title; `beside`: badges and notes as HTML."""
+    return tag("div", tag("h1", safe(name), class_="sp-detail-title") + beside, class_="sp-detail-head")
 
 
 def fold(title: str, html: str) -> str:
@@ -126,7 +127,7 @@ def progress_bar(done: float, total: float | None, label: str) -> str:
     """A bar with its label in words. Without `total` it shows motion only."""
     if not total:
         return tag("div", tag("progress") + tag("span", safe(label)), class_="sp-progress")
-    bar = tag("progress", value=done, max=total, aria_label=label or "progress")
+    bar = tag("progress", value=done, max=total, aria_label=label or t("progress"))
     return tag("div", bar + tag("span", safe(label or f"{done / total:.0%}")), class_="sp-progress")
 
 

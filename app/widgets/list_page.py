@@ -94,8 +94,9 @@ class Listing:
                 visible=len(choices) > 1,
                 scale=3,
             )
-            search = one_line("Search", f"{self.page}-find", scale=2)
-            sort = {"value": "", "label": "Sort", "elem_id": f"{self.page}-order", "min_width": 190}
+            bare = {"container": False, "show_label": False}
+            search = one_line("Search", f"{self.page}-find", placeholder="Search", scale=2, **bare)
+            sort = {"value": "", "label": "Sort", "elem_id": f"{self.page}-order", "min_width": 190, **bare}
             return {"show": shown, "find": search, "order": dropdown([*SORT_ORDERS.items()], **sort)}
 
     def field_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:

@@ -104,19 +104,21 @@ def table(
     named: Collection[str] = (),
     heads: Mapping[str, str] | None = None,
     count: str = "",
+    matrix: bool = False,
 ) -> str:
     """A table of HTML cells; `wide_first` widens the first column, `heads` are HTML heads of some columns, `count` are
     words above a list. A click anywhere on a row opens its `sp-row-name`. A table without links and buttons takes the
     keyboard focus itself, so that it can be scrolled.
 
     On a narrow screen each row becomes a card: cells of `named` columns show the column's name, empty cells are hidden.
+    A `matrix` stays a table there and scrolls sideways beside its first column.
     """
     named_heads = [(heads or {}).get(column) or labelled(column) for column in columns]
     head = tag("tr", "".join(tag("th", words, scope="col") if words else tag("td") for words in named_heads))
     body = "".join(
         tag("tr", "".join(_cell(c, cell, named) for c, cell in zip(columns, row, strict=True))) for row in rows
     )
-    style = "sp-table sp-wide-first" if wide_first else "sp-table"
+    style = f"sp-table{' sp-wide-first' * wide_first}{' sp-matrix' * matrix}"
     columns_of, menu = f"{label}, {len(columns)}", bool(count) and len(columns) >= MANY_COLUMNS
     html = tag("thead", head) + tag("tbody", body)
     html = tag("table", html, class_=style, aria_label=label, data_columns=columns_of if menu else None)

@@ -22,7 +22,7 @@ def base_id(workbench: Workbench) -> str:
 def test_a_download_is_whole_by_its_own_sums(page: Page, workbench: Workbench) -> None:
     page.goto(f"{workbench.url}/models/drafts")
     page.locator("#checkpoints-table").get_by_role("link", name="heads", exact=True).first.click()
-    expect(page.locator("#checkpoint-head h2")).to_be_visible()
+    expect(page.locator("#checkpoint-head h1")).to_be_visible()
     with page.expect_download() as caught:
         page.locator("#checkpoint-download").click()
     download = caught.value
@@ -41,7 +41,7 @@ def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
     page.locator("#draft-name input, #draft-name textarea").fill("renamed")
     page.locator("#draft-note textarea, #draft-note input").fill("good on code")
     page.locator("#draft-save").click()
-    expect(page.locator("#checkpoint-head h2")).to_have_text("renamed")
+    expect(page.locator("#checkpoint-head h1")).to_have_text("renamed")
     page.reload()
     expect(page.locator("#checkpoint-head")).to_contain_text("good on code")
     page.locator("#draft-manage button").first.click()
@@ -76,7 +76,7 @@ def test_what_is_entered_the_moment_the_fields_unfold_is_kept(page: Page, workbe
     expect(name).to_have_value("typed at once")
     page.locator("#draft-save").click()
     expect(page.locator("#draft-said")).to_contain_text("Saved")
-    expect(page.locator("#checkpoint-head h2")).to_have_text("typed at once")
+    expect(page.locator("#checkpoint-head h1")).to_have_text("typed at once")
 
 
 def test_the_theme_can_be_chosen_and_stays(page: Page, workbench: Workbench) -> None:

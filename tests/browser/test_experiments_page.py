@@ -41,7 +41,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     expect(page.locator("#experiments-table")).to_be_visible()
     made = workbench.add(Experiment(name=NAME))
     open_page(page, f"{workbench.url}/runs/experiments?id={made}")
-    expect(page.locator("#experiment-head h2")).to_have_text(NAME)
+    expect(page.locator("#experiment-head h1")).to_have_text(NAME)
     expect(page.locator("#experiment-jobs")).to_contain_text("No jobs yet")
     address = page.url
     open_page(page, f"{workbench.url}/runs")

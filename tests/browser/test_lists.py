@@ -27,7 +27,7 @@ def test_what_a_list_is_asked_for_is_in_the_address(page: Page, furnished: Furni
     expect(rows(page)).to_have_count(1)
     page.wait_for_url("**/runs?find=heads+3")
     rows(page).first.click()
-    expect(page.locator("#job-head h2")).to_have_text("Train heads 3")
+    expect(page.locator("#job-head h1")).to_have_text("Train heads 3")
     page.locator("#jobs-back a").click()
     expect(rows(page)).to_have_count(1)
     page.wait_for_url("**/runs?find=heads+3")
@@ -66,7 +66,7 @@ def test_a_row_opens_by_a_click_anywhere_and_its_head_and_bar_stay_in_view(page:
     page.locator("#jobs-table tr", has_text="Train heads 3").locator("td").last.click(
         position={"x": 2, "y": 2}, force=True
     )
-    expect(page.locator("#job-head h2")).to_have_text("Train heads 3")
+    expect(page.locator("#job-head h1")).to_have_text("Train heads 3")
 
 
 def test_columns_are_chosen_by_keyboard_and_remembered(page: Page, furnished: Furnished) -> None:

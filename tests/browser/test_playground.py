@@ -186,7 +186,7 @@ def test_markup_in_a_checkpoint_name_is_shown_literally(page: Page, workbench: W
         expect(page.locator("#strip .sp-strip")).to_be_visible()
         page.wait_for_timeout(500)
         assert page.locator("main img[src='x'], .sp-page img[src='x']").count() == 0, path
-    expect(page.locator("#checkpoint-head h2")).to_have_text(name)
+    expect(page.locator("#checkpoint-head h1")).to_have_text(name)
     open_playground(page, workbench, "?model=tiny@" + name.replace("$", "%24").replace("<", "%3C").replace(" ", "%20"))
     ask(page, "hello")
     expect(answered(page).locator(".sp-turn-model")).to_have_text(f"tiny@{name}")

@@ -67,7 +67,7 @@ def start_training(page: Page, bench: Workbench, data: str, steps: int, name: st
 
 def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: Path) -> None:
     imported = import_prompts(page, bench, prompts, f"prompts {HOSTILE}")
-    expect(page.locator("#dataset-head h2")).to_have_text(f"prompts {HOSTILE}")
+    expect(page.locator("#dataset-head h1")).to_have_text(f"prompts {HOSTILE}")
     expect(page.locator("#dataset-bad")).to_contain_text("3 rows could not be used")
     expect(page.locator("#dataset-bad")).to_contain_text("13")
     expect(page.locator("#dataset-preview")).to_contain_text(HOSTILE)
@@ -210,7 +210,7 @@ def test_a_list_is_walked_with_the_keyboard_and_the_browsers_back_button(page: P
     expect(link).to_be_visible()
     link.focus()
     page.keyboard.press("Enter")
-    expect(page.locator("#job-head h2")).to_be_visible()
+    expect(page.locator("#job-head h1")).to_be_visible()
     assert "/runs?id=" in page.url
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement !== document.body")
