@@ -12,8 +12,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.gradio_gate import read_body
+from app.i18n import N_, language, t
 from app.sessions import SECONDS, Sessions
-from app.theme import STATIC
+from app.theme import template
 from app.visitor import BROWSER, LOGIN, is_secure
 from app.widgets.text import safe
 from speculoos import login_links
@@ -27,8 +28,8 @@ FORM_LIMIT = 4096
 LOGIN_FILES = ("tokens.css", "inter.woff2", "style.css", "early.js", "icon.svg")
 PUBLIC_PATHS = ("/healthz", "/readyz", "/login", "/logout", *(f"/ui/{name}" for name in LOGIN_FILES))
 SCRIPT_PATHS = ("/api/", "/gradio_api/", "/metrics")  # paths requested by scripts: they get 401, not the login page
-WRONG_PASSWORD = "Wrong password."
-WRONG_LINK = "This link was used already or has expired. `speculoos login-link` prints a new one."
+WRONG_PASSWORD = N_("Wrong password.")
+WRONG_LINK = N_("This link was used already or has expired. `speculoos login-link` prints a new one.")
 
 
 def check_bind(settings: Settings) -> None:
@@ -93,7 +94,7 @@ class LoginHandler:
         self, request: Request, target: str, name: str = "", *, password: str = "", token: str = ""
     ) -> Response:
         if self._delays.locked():
-            return self.page(target, "Too many attempts; try again in a minute.", name, 429)
+            return self.page(target, t("Too many attempts; try again in a minute."), name, 429)
         try:
             user = check_user(name)
             is_right = self.sessions.is_password(password)
@@ -101,7 +102,7 @@ class LoginHandler:
                 async with self._delays, self._delay_lock:
                     await asyncio.sleep(PAUSE)
                 wrong = WRONG_LINK if token or not self.settings.password else WRONG_PASSWORD
-                return self.page(target, wrong, name, 401)
+                return self.page(target, t(wrong), name, 401)
             value = await asyncio.to_thread(self.sessions.begin, user)
         except SpeculoosError as error:
             return self.page(target, str(error), name, 400 if isinstance(error, BadInput) else 503)
@@ -112,11 +113,16 @@ class LoginHandler:
 
     def page(self, target: str, problem: str = "", name: str = "", status: int = 200) -> HTMLResponse:
         """The login form, which works without scripts, with an error message."""
-        template = (STATIC / "login.html").read_text(encoding="utf-8")
-        form = (STATIC / f"login-{'password' if self.settings.password else 'link'}.html").read_text(encoding="utf-8")
         message = f'<p class="sp-notice sp-bad" role="alert"><span>{safe(problem)}</span></p>' if problem else ""
-        template = template.replace("[[form]]", form).replace("[[problem]]", message)
-        html = template.replace("[[next]]", safe(local_path(target))).replace("[[name]]", safe(name[:200]))
+        if self.settings.password:
+            form = template("login-password.html", label=t("Password"))
+        else:
+            lead = t("To log in, open a login link, which works once. On the machine of the workbench, enter")
+            paste = t("and open the printed URL, or paste it here.")
+            form = template("login-link.html", lead=lead, paste=paste, label=t("Printed URL"))
+        texts = {"title": t("log in"), "own_name": t("Your name on jobs (optional)"), "button": t("Log in")}
+        texts |= {"next": safe(local_path(target)), "name": safe(name[:200]), "language": language()}
+        html = template("login.html", form=form, problem=message, **texts)
         return HTMLResponse(html, status, {"Cache-Control": "no-store"})
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.forms import hub_id, readable
+from app.i18n import N_
 from formats.imports.names import TITLES
 from formats.imports.run import draft_files
 from speculoos.errors import BadInput
@@ -16,8 +17,8 @@ from speculoos.files import portable_name
 from speculoos.settings import Settings
 from workers.jobs.requests import ImportDraft
 
-SOURCES = {"Hub id": "hub", "Upload": "upload", "Local folder": "folder"}
-LAYOUTS = [("Detect automatically", ""), *((title, name) for name, title in TITLES.items())]
+SOURCES = {N_("Hub id"): "hub", N_("Upload"): "upload", N_("Local folder"): "folder"}
+LAYOUTS = [(N_("Detect automatically"), ""), *((title, name) for name, title in TITLES.items())]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Speculation options of the pages: draft tree, acceptance rule (exact or Medusa's typical one), probabilities."""
+"""Options of the pages: sampling, draft tree, acceptance rule (exact or Medusa's typical one), probabilities."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -28,21 +28,45 @@ class Drafting:
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> "Drafting":
         """From the request of a stored run."""
-        fields = request.get("speculation") or {}
-        tree = fields.get("tree")
-        options = {name: value for name, value in fields.items() if name not in NON_TREE_OPTIONS}
+        given = request.get("speculation") or {}
+        tree = given.get("tree")
+        options = {name: value for name, value in given.items() if name not in NON_TREE_OPTIONS}
         text = tree if isinstance(tree, str) else trees.editable_text(options) if options else ""
-        return cls(text, str(fields.get("acceptance") or EXACT), bool(fields.get("probabilities")))
+        return cls(text, str(given.get("acceptance") or EXACT), bool(given.get("probabilities")))
 
     def speculation(self, drafter: str = "") -> dict[str, Any]:
         """The `speculation` field of a request to the inference server; {} for the defaults."""
-        fields = {
+        given = {
             "drafter": drafter,
             "tree": self.tree.strip() if self.tree.strip() != trees.CHECKPOINT_OPTIONS else "",
             "acceptance": TYPICAL if self.acceptance == TYPICAL else "",
             "probabilities": self.probabilities,
         }
-        return {name: value for name, value in fields.items() if value}
+        return {name: value for name, value in given.items() if value}
+
+
+@dataclass(frozen=True)
+class TurnSampling:
+    """Sampling options. Temperature 0 is greedy; with `seed` None every run draws a new seed."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    seed: int | None = None
+    system: str = ""
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> "TurnSampling":
+        """From the request of a stored run."""
+        first = next(iter(request["messages"]), {})
+        known = {field.name: request[field.name] for field in fields(cls) if field.name in request}
+        return cls(**known, system=first["content"] if first.get("role") == "system" else "")
+
+    def parameters(self) -> dict[str, Any]:
+        """Options with OpenAI's names and `top_k`, without the system prompt and without default values."""
+        optional = [name for name in ("seed", "top_p", "top_k") if getattr(self, name) != getattr(type(self), name)]
+        return {name: getattr(self, name) for name in ("max_tokens", "temperature", *optional)}
 
 
 def check(session: Session, drafting: Drafting, model: str, drafter: str, temperature: float) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from app.i18n import N_, t
 from app.paths import PAGES, PLACES
 from app.widgets.formatting import ago
 from app.widgets.list_query import LONGEST, ListQuery, filtered_query
@@ -13,23 +14,23 @@ from tracking.db import reading
 from tracking.tables import Base, Checkpoint, Dataset
 
 ACTIONS = {
-    "Chat with a model": PAGES["playground"],
-    "Compare models side by side": PAGES["compare"],
-    "Add a base model": PAGES["models"],
-    "Import a published draft": PAGES["checkpoints"],
-    "Import prompts or conversations": PAGES["data"],
-    "Generate training data": PAGES["data"],
-    "Train a draft": PAGES["train"],
-    "Evaluate a draft": PAGES["evaluations"],
-    "Free disk space": PAGES["storage"],
-    "Create an API key": PAGES["settings"],
+    N_("Chat with a model"): PAGES["playground"],
+    N_("Compare models side by side"): PAGES["compare"],
+    N_("Add a base model"): PAGES["models"],
+    N_("Import a published draft"): PAGES["checkpoints"],
+    N_("Import prompts or conversations"): PAGES["data"],
+    N_("Generate training data"): PAGES["data"],
+    N_("Train a draft"): PAGES["train"],
+    N_("Evaluate a draft"): PAGES["evaluations"],
+    N_("Free disk space"): PAGES["storage"],
+    N_("Create an API key"): PAGES["settings"],
 }
 ROWS = {
-    "Base model": (queries.listed(Base), "models"),
-    "Draft": (queries.listed(Checkpoint), "checkpoints"),
-    "Dataset": (queries.listed(Dataset), "data"),
-    "Job": (listing.newest(), "jobs"),
-    "Experiment": (experiments.query(), "experiments"),
+    N_("Base model"): (queries.listed(Base), "models"),
+    N_("Draft"): (queries.listed(Checkpoint), "checkpoints"),
+    N_("Dataset"): (queries.listed(Dataset), "data"),
+    N_("Job"): (listing.newest(), "jobs"),
+    N_("Experiment"): (experiments.query(), "experiments"),
 }
 """Kind of a row → the query of its list, and its page."""
 MOST = 5  # maximum number of rows of one kind
@@ -49,12 +50,11 @@ def routes(settings: Settings) -> APIRouter:
 def results(settings: Settings, text: str) -> list[dict[str, str]]:
     """Entries that contain every word of `text`: name, kind, note and URL. Without words the pages and actions."""
     words = text.lower().split()
-    fixed = [("Home", "Page", PAGES["home"])]
+    fixed = [(t("Home"), t("Page"), PAGES["home"])]
     for place, pages in PLACES.items():
-        fixed += [
-            (label if label == place else f"{place}: {label}", "Page", PAGES[page]) for page, label in pages.items()
-        ]
-    fixed += [(name, "Action", to) for name, to in ACTIONS.items()]
+        for page, label in pages.items():
+            fixed.append((t(place) if label == place else f"{t(place)}: {t(label)}", t("Page"), PAGES[page]))
+    fixed += [(t(name), t("Action"), to) for name, to in ACTIONS.items()]
     found = [
         {"name": name, "kind": kind, "note": "", "to": to}
         for name, kind, to in fixed
@@ -69,5 +69,5 @@ def _rows(settings: Settings, text: str) -> list[dict[str, Any]]:
         for kind, (query, page) in ROWS.items():
             for row in session.scalars(filtered_query(query, ListQuery(search=text)).limit(MOST)):
                 to = f"{PAGES[page]}?id={row.id}"
-                found.append({"name": row.name, "kind": kind, "note": ago(row.created_at), "to": to})
+                found.append({"name": row.name, "kind": t(kind), "note": ago(row.created_at), "to": to})
     return found

@@ -28,7 +28,7 @@ from app.i18n import RequestLanguage, language, t
 from app.page_sessions import use_page_sessions
 from app.paths import MOVED, PAGES
 from app.sessions import session_key
-from app.theme import STATIC, Static, head, theme
+from app.theme import STATIC, Static, head, template, theme
 from app.uploads import Uploads
 from app.views import shell
 from app.widgets.elements import block, loads
@@ -119,10 +119,9 @@ def mount_gradio(app: FastAPI, settings: Settings) -> None:
     uploads = Uploads(folder, hmac.digest(session_key(settings), b"uploads", "sha256"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # emitted even if SSR is off
-        missing = (STATIC / "missing.html").read_text(encoding="utf-8").replace("[[head]]", head())
-        missing = missing.replace("[[bar]]", shell.bar("", settings.asks_login)).replace("[[language]]", language())
-        missing = missing.replace("[[title]]", t("Page not found")).replace("[[home]]", t("Home"))
-        missing = missing.replace("[[lead]]", t("There is no page at this address.")).replace("[[search]]", t("Search"))
+        texts = {"title": t("Page not found"), "lead": t("There is no page at this address.")}
+        texts |= {"home": t("Home"), "search": t("Search"), "bar": shell.bar("", settings.asks_login)}
+        missing = template("missing.html", head=head(), language=language(), **texts)
         gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=head(), missing=missing)
         gr.mount_gradio_app(
             app,

@@ -1,5 +1,7 @@
 """Paths of the pages, and the six places of the navigation that they belong to."""
 
+from app.i18n import N_
+
 PAGES = {
     "home": "/",
     "playground": "/playground",
@@ -18,18 +20,18 @@ PAGES = {
 }
 """Name of a page, that of its module in `app/pages/` → its path."""
 PLACES = {
-    "Playground": {"playground": "Chat", "compare": "Compare"},
-    "Models": {"models": "Base models", "checkpoints": "Drafts"},
-    "Data": {"data": "Data"},
-    "Runs": {
-        "jobs": "Jobs",
-        "guided": "Guided run",
-        "train": "Train",
-        "experiments": "Experiments",
-        "trainings": "Compare training runs",
+    N_("Playground"): {"playground": N_("Chat"), "compare": N_("Compare")},
+    N_("Models"): {"models": N_("Base models"), "checkpoints": N_("Drafts")},
+    N_("Data"): {"data": N_("Data")},
+    N_("Runs"): {
+        "jobs": N_("Jobs"),
+        "guided": N_("Guided run"),
+        "train": N_("Train"),
+        "experiments": N_("Experiments"),
+        "trainings": N_("Compare training runs"),
     },
-    "Results": {"evaluations": "Results"},
-    "Settings": {"settings": "Settings", "storage": "Storage"},
+    N_("Results"): {"evaluations": N_("Results")},
+    N_("Settings"): {"settings": N_("Settings"), "storage": N_("Storage")},
 }
 """Place → its pages and their tabs; the first page is where the place's link leads."""
 NEEDS_ROWS = ("trainings",)  # pages without a tab while another page is open: their URL names the rows to show

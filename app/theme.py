@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from app.i18n import script_messages
-from app.widgets.terms import TERMS
+from app.widgets.terms import definitions
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("tokens.css", "style.css", "pages.css", "chat.css")
@@ -85,10 +86,16 @@ def head() -> str:
     scripts = "".join(f'<script type="module" src="{asset(name)}"></script>' for name in modules())
     return (
         f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>'
-        f'<script type="application/json" id="terms">{json.dumps(TERMS)}</script>'
+        f'<script type="application/json" id="terms">{json.dumps(definitions())}</script>'
         f'<script type="application/json" id="messages">{json.dumps(script_messages(), ensure_ascii=False)}</script>'
         f"{scripts}"
     )
+
+
+def template(name: str, /, **values: str) -> str:
+    """A document of `static/` with `values`, which are HTML, in place of its `[[names]]`."""
+    text = (STATIC / name).read_text(encoding="utf-8")
+    return re.sub(r"\[\[(\w+)\]\]", lambda found: values[found[1]], text)
 
 
 def modules() -> list[str]:

@@ -6,14 +6,14 @@ The run row is written first, then its id is posted to the inference server; an 
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from app import drafting as drafts
 from app import inference
-from app.drafting import Drafting
+from app.drafting import Drafting, TurnSampling
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import chats, queries, runs
@@ -25,23 +25,6 @@ ID = re.compile(r"[0-9a-f]{32}")
 PROMPT_LIMIT = 200_000  # maximum number of characters of a prompt
 DEFAULT_DRAFTING = Drafting()
 PROMPT_NOT_STORED = "This prompt is not stored with the evaluation. Measure again, or enter it in the Playground."
-
-
-@dataclass(frozen=True)
-class TurnSampling:
-    """Sampling options. Temperature 0 is greedy; with `seed` None every run draws a new seed."""
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    seed: int | None = None
-    system: str = ""
-    top_p: float = 1.0
-    top_k: int = 0
-
-    def parameters(self) -> dict[str, Any]:
-        """Options with OpenAI's names and `top_k`, without the system prompt and without default values."""
-        optional = [name for name in ("seed", "top_p", "top_k") if getattr(self, name) != getattr(type(self), name)]
-        return {name: getattr(self, name) for name in ("max_tokens", "temperature", *optional)}
 
 
 def next_turn(
@@ -109,8 +92,8 @@ def _path(turns: list[Run], after: str | None) -> list[Run]:
 
 def _chat_fields(turns: list[Run], path: list[Run]) -> dict[str, str]:
     """The chat fields of a new turn's request: its predecessor, and the chat's name if set."""
-    fields = {"name": name} if turns and (name := chats.chat_fields(turns[0]).get("name")) else {}
-    return {"after": path[-1].id if path else "", **fields}
+    named = {"name": name} if turns and (name := chats.chat_fields(turns[0]).get("name")) else {}
+    return {"after": path[-1].id if path else "", **named}
 
 
 def opening_messages(turns: list[Run]) -> list[dict[str, str]]:

@@ -86,7 +86,7 @@ def chat(page: Page, url: str) -> list[dict[str, Any]]:
     walk.name = "Home to a speedup"
     measure = page.locator(".sp-tile button")
     if measure.first.is_visible():
-        walk.click(measure.first, "Measure the baseline")
+        walk.click(measure.first, "Measure the speedup")
     page.locator(".sp-tile", has_text=re.compile(r"\d ?×")).first.wait_for(timeout=2 * MINUTE)
     return [colored, walk.result()]
 

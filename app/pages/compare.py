@@ -7,9 +7,10 @@ from sqlalchemy import select
 
 from app import turns
 from app.drafting import Drafting
+from app.i18n import t
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
-from app.widgets.fields import drafting_values, dropdown, settings_drawer, turn_options_of
+from app.widgets.fields import drafting_values, dropdown, sampling_values, settings_drawer, turn_options_of
 from app.widgets.formatting import ago
 from app.widgets.text import safe, tag
 from models.methods import trees
@@ -19,7 +20,6 @@ from tracking import runs
 from tracking.db import reading
 from tracking.tables import Run
 
-LEAD = "Run one prompt on two to four targets, one after another, each alone on the device."
 MOST = 4
 RECENT = 8
 
@@ -52,22 +52,23 @@ def render_recent(items: list[tuple[str, str, str]]) -> str:
     for group, prompt, when in items:
         link = tag("a", safe(prompt[:90] or "…"), href=f"/playground/compare?comparison={group}")
         rows += tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
-    return tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", rows, class_="sp-recent") if rows else ""
+    heading = tag("h2", t("Earlier comparisons"), class_="sp-section")
+    return heading + tag("ul", rows, class_="sp-recent") if rows else ""
 
 
 def build(settings: Settings) -> None:
-    page_header("Compare", LEAD)
+    page_header(t("Compare"), t("Run one prompt on two to four targets, one after another, each alone on the device."))
     with gr.Row():
-        chosen = dropdown([], multiselect=True, max_choices=MOST, label="Targets (two to four)", elem_id="targets")
+        chosen = dropdown([], multiselect=True, max_choices=MOST, label=t("Targets (two to four)"), elem_id="targets")
     prompt = gr.Textbox(
-        label="Prompt",
+        label=t("Prompt"),
         lines=2,
         max_lines=8,
         elem_id="compare-prompt",
-        placeholder="Enter a prompt…   Ctrl+Enter compares, Esc stops",
+        placeholder=t("Enter a prompt…   Ctrl+Enter compares, Esc stops"),
     )
     with gr.Row(elem_classes="sp-actions"):
-        run = gr.Button("Compare", variant="primary", elem_id="compare-run", scale=0, min_width=110, size="md")
+        run = gr.Button(t("Compare"), variant="primary", elem_id="compare-run", scale=0, min_width=110, size="md")
         stop = stop_button("compare-stop")
         sampling, drafting = settings_drawer()
     problem = block(elem_id="problem")
@@ -80,9 +81,9 @@ def build(settings: Settings) -> None:
         with reading(settings) as session:
             choices = targets.all_targets(session)
         query = dict(request.query_params)
-        values, text, drafts = opening(settings, query, choices)
-        listed = render_recent(recent(settings))
-        return gr.Dropdown(choices=choices, value=values), text, listed, *drafting_values(drafts)
+        values, text, drafts, sampled = opening(settings, query, choices)
+        options = [*sampling_values(sampled), *drafting_values(drafts)]
+        return gr.Dropdown(choices=choices, value=values), text, render_recent(recent(settings)), *options
 
     def started(values, text: str, *fields: Any):
         try:
@@ -90,23 +91,24 @@ def build(settings: Settings) -> None:
         except SpeculoosError as error:
             return "", notice(str(error), "bad")
 
-    on_load(load, [chosen, prompt, earlier, *drafting])
+    on_load(load, [chosen, prompt, earlier, *sampling, *drafting])
     step = run.click(started, [chosen, prompt, *sampling, *drafting], [group, problem], **QUIET)
     step.then(None, group, None, js="(id) => { window.speculoos.compare.open(id); }", api_visibility="private")
 
 
 def opening(
     settings: Settings, query: dict[str, str], choices: list[tuple[str, str]]
-) -> tuple[list[str], str, Drafting]:
-    """Initial targets, prompt and speculation options: those of the comparison or the query in the URL; by default the
-    first two targets, which are plain decoding of the first base and its best draft or prompt lookup."""
+) -> tuple[list[str], str, Drafting, turns.TurnSampling]:
+    """Initial targets, prompt, speculation and sampling options: those of the comparison or the query in the URL; by
+    default the first two targets, which are plain decoding of the first base and its best draft or prompt lookup."""
     known = [value for _, value in choices]
     with reading(settings) as session:
         columns = runs.group_runs(session, query.get("comparison", ""))
     if not columns:
         chosen = [v for v in query.get("models", "").split(",") if v in known]
         drafting = Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
-        return chosen or known[:2], query.get("prompt", "")[:2000], drafting
+        return chosen or known[:2], query.get("prompt", "")[:2000], drafting, turns.TurnSampling()
     values = [value for run in columns if (value := targets.value_of(run)) in known]
     changed = [options for run in columns if (options := Drafting.of(run.request)) != turns.DEFAULT_DRAFTING]
-    return values, columns[0].request["messages"][-1]["content"], changed[0] if changed else turns.DEFAULT_DRAFTING
+    request, drafting = columns[0].request, changed[0] if changed else turns.DEFAULT_DRAFTING
+    return values, request["messages"][-1]["content"], drafting, turns.TurnSampling.of(request)

@@ -7,9 +7,11 @@ from sqlalchemy.orm import Session
 
 from app import turns
 from app.drafting import Drafting
+from app.i18n import t
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, stop_button
-from app.widgets.fields import drafting_values, dropdown, settings_drawer, turn_options_of
+from app.widgets.fields import drafting_values, dropdown, sampling_values, settings_drawer, turn_options_of
+from app.widgets.text import tag
 from models.methods import trees
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -18,8 +20,6 @@ from tracking.names import split_model
 
 PROMPT_POSITION = "(chat, ...rest) => [window.speculoos.chat.position(chat), ...rest]"
 REMEMBER = "(base, draft) => { window.speculoos.chat?.picked(base, draft); }"  # writes the selected draft into the URL
-HEAD = '<button class="sp-small-button" id="chats-open" aria-controls="chats">Chats</button><h1>Playground</h1>'
-VIEWS = '<div data-sp="views" class="sp-views" role="group" aria-label="View of the responses"></div>'
 
 
 class PlaygroundLink(NamedTuple):
@@ -33,6 +33,7 @@ class PlaygroundLink(NamedTuple):
     chat: str = ""
     prompt: str = ""
     drafting: Drafting = turns.DEFAULT_DRAFTING
+    sampling: turns.TurnSampling = turns.TurnSampling()
 
 
 def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
@@ -48,7 +49,8 @@ def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
         drafts, draft, off = drafts_of_base(session, base, wanted)
     drafting = Drafting.of(last.request) if last else Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
     known_chat, prompt = query.get("chat", "") if chat else "", query.get("prompt", "")[:2000]
-    return PlaygroundLink(base, draft, bases, drafts, off, known_chat, prompt, drafting)
+    sampling = turns.TurnSampling.of(last.request) if last else turns.TurnSampling()
+    return PlaygroundLink(base, draft, bases, drafts, off, known_chat, prompt, drafting, sampling)
 
 
 def drafts_of_base(session: Session, base: str, wanted: str | None = None) -> tuple[list[tuple[str, str]], str, str]:
@@ -62,10 +64,12 @@ def drafts_of_base(session: Session, base: str, wanted: str | None = None) -> tu
 
 def build(settings: Settings) -> None:
     with gr.Row(elem_classes="sp-toolbar"):
-        block(HEAD, elem_id="head")
-        base = dropdown([], label="Base model", elem_id="base", filterable=True, min_width=160)
-        draft = dropdown([], label="Draft", elem_id="draft", filterable=True, min_width=160)
-        block(VIEWS, elem_id="views")
+        chats = tag("button", t("Chats"), class_="sp-small-button", id="chats-open", aria_controls="chats")
+        block(chats + tag("h1", t("Playground")), elem_id="head")
+        base = dropdown([], label=t("Base model"), elem_id="base", filterable=True, min_width=160)
+        draft = dropdown([], label=t("Draft"), elem_id="draft", filterable=True, min_width=160)
+        views = {"class_": "sp-views", "role": "group", "aria_label": t("View of the responses")}
+        block(tag("div", data_sp="views", **views), elem_id="views")
         sampling, drafting = settings_drawer()
     off = block(elem_id="why-off")
     block('<div data-sp="chat" class="sp-stage"></div>', elem_id="stage")
@@ -74,21 +78,21 @@ def build(settings: Settings) -> None:
         block('<div data-sp="editing"></div>', elem_id="editing")
         prompt = gr.Textbox(
             show_label=False,
-            label="Prompt",
-            placeholder="Enter a prompt…",
+            label=t("Prompt"),
+            placeholder=t("Enter a prompt…"),
             lines=1,
             max_lines=10,
             elem_id="prompt",
             container=False,
         )
         with gr.Row(elem_classes="sp-actions"):
-            send = gr.Button("Send", variant="primary", elem_id="send", size="md", scale=0, min_width=90)
+            send = gr.Button(t("Send"), variant="primary", elem_id="send", size="md", scale=0, min_width=90)
             stop = stop_button("stop")
     with gr.Column(elem_id="chats", elem_classes="sp-drawer"):
-        new = gr.Button("New chat", elem_id="new-chat", size="md")
-        block('<nav data-sp="history" aria-label="Chats"></nav>', elem_id="history")
+        new = gr.Button(t("New chat"), elem_id="new-chat", size="md")
+        block(tag("nav", data_sp="history", aria_label=t("Chats")), elem_id="history")
     chat_id = hidden("chat-id")
-    wire_pickers(settings, base, draft, off, prompt, chat_id, drafting)
+    wire_pickers(settings, base, draft, off, prompt, chat_id, [*sampling, *drafting])
 
     def sent(position: str, base: str, draft: str, text: str, *fields: Any):
         try:
@@ -103,21 +107,22 @@ def build(settings: Settings) -> None:
     new.click(None, None, chat_id, js="() => { window.speculoos.chat.reset(); return ''; }", api_visibility="private")
 
 
-def wire_pickers(settings, base, draft, off, prompt, chat_id, drafting) -> None:
+def wire_pickers(settings, base, draft, off, prompt, chat_id, options) -> None:
     """Load choices when the page opens; the drafts follow the base model."""
 
     def load(request: gr.Request):
         start = opening(settings, dict(request.query_params))
         bases = gr.Dropdown(choices=start.bases, value=start.base or None)
         drafts = gr.Dropdown(choices=start.drafts, value=start.draft)
-        return bases, drafts, _off(start.why_off), start.prompt, start.chat, *drafting_values(start.drafting)
+        options = [*sampling_values(start.sampling), *drafting_values(start.drafting)]
+        return bases, drafts, _off(start.why_off), start.prompt, start.chat, *options
 
     def picked(name: str, wanted: str | None = None):
         with reading(settings) as session:
             drafts, value, why = drafts_of_base(session, name, wanted)
         return gr.Dropdown(choices=drafts, value=value), _off(why)
 
-    on_load(load, [base, draft, off, prompt, chat_id, *drafting])
+    on_load(load, [base, draft, off, prompt, chat_id, *options])
     base.input(picked, base, [draft, off], **QUIET)
     draft.input(lambda *names: picked(*names)[1], [base, draft], off, **QUIET)
     for picker in (base, draft):

@@ -1,12 +1,12 @@
 // The Playground page: one conversation, read from stored rows, with live responses.
-import { NARROW, allow, button, el, listenToKeys, notice, onceAFrame, setAddress } from "./dom.js";
+import { NARROW, allow, button, el, listenToKeys, notice, onceAFrame, setAddress, t } from "./dom.js";
 import { onElement } from "./shell.js";
 import { Side } from "./side.js";
 import { ask, askOrShow, follow } from "./stream.js";
 import * as trace from "./trace.js";
 import { Turn } from "./turn.js";
 
-// Prompts that the starter model handles well.
+// Prompts that the starter model handles well, in English, which it was trained on.
 const IDEAS = [
   "Write a Python function that checks whether a number is even.",
   "What are five tips for sleeping better?",
@@ -35,9 +35,10 @@ class ChatPage {
     this.height = this.top = 0;
     this.redraw = onceAFrame(() => this.draw());
     this.root = root;
-    this.conversation = el("div", { class: "sp-conversation", role: "region", "aria-label": "Conversation" });
-    this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Send a prompt"),
-      el("p", {}, "Accepted draft tokens have a colored background. Enter sends, Shift+Enter inserts a line break, Esc stops."),
+    this.conversation = el("div", { class: "sp-conversation", role: "region", "aria-label": t("Conversation") });
+    this.empty = el("div", { class: "sp-empty" }, el("h2", {}, t("Send a prompt")),
+      el("p", {}, t("Accepted draft tokens have a colored background.")),
+      NARROW.matches ? null : el("p", {}, t("Enter sends, Shift+Enter inserts a line break, Esc stops.")),
       el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => sendPrompt(idea)))));
     this.clear();
     const query = new URLSearchParams(location.search);
@@ -57,7 +58,7 @@ class ChatPage {
     this.goTo(id);
     const chat = await askOrShow(this.conversation, `/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen)}`);
     if (chat) this.showTurns(chat.turns);
-    if (chat?.turns.length === 0) this.conversation.replaceChildren(notice("This chat was deleted. Start a new one.", "info"), this.empty);
+    if (chat?.turns.length === 0) this.conversation.replaceChildren(notice(t("This chat was deleted. Start a new one."), "info"), this.empty);
   }
 
   goTo(id) {
@@ -134,7 +135,7 @@ class ChatPage {
   }
 
   draw() {
-    for (const each of this.turns.filter((t) => t.dirty)) { each.dirty = false; each.showFigures(); }
+    for (const each of this.turns.filter((turn) => turn.dirty)) { each.dirty = false; each.showFigures(); }
     if (this.focused) this.side.show(this.focused);
     const { scrollHeight } = this.conversation;
     if (scrollHeight > this.height && this.isAtEnd && this.below() > 0) this.scroller.scrollBy(0, this.below());
@@ -211,9 +212,9 @@ class ChatPage {
     if (!this.editing) this.unsent = field?.value || "";
     this.editing = turn;
     typePrompt(turn.prompt);
-    const cancel = button("link", "Cancel", () => this.cancelEdit());
-    const text = this.turns.at(-1) === turn ? "Sending creates a new version of this turn." : "Sending creates a new version of this turn, without the turns after it.";
-    document.querySelector('[data-sp="editing"]')?.replaceChildren(el("p", { class: "sp-hint sp-editing" }, `Editing an earlier prompt. ${text} `, cancel));
+    const cancel = button("link", t("Cancel"), () => this.cancelEdit());
+    const text = this.turns.at(-1) === turn ? t("Sending creates a new version of this turn.") : t("Sending creates a new version of this turn, without the turns after it.");
+    document.querySelector('[data-sp="editing"]')?.replaceChildren(el("p", { class: "sp-hint sp-editing" }, t("Editing an earlier prompt."), ` ${text} `, cancel));
     for (const other of this.turns) other.node.classList.toggle("sp-edited", other === turn);
   }
 

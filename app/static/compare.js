@@ -1,14 +1,14 @@
 // The Compare page: one column per target, each measured alone, one after another; then their differences.
-import { allow, button, el, listenToKeys, notice, number, onceAFrame, setAddress, sureButton, term } from "./dom.js";
+import { allow, button, el, listenToKeys, notice, number, onceAFrame, setAddress, sureButton, term, t } from "./dom.js";
 import { onElement } from "./shell.js";
 import { askOrShow } from "./stream.js";
 import { LiveRun } from "./tokens.js";
 import * as trace from "./trace.js";
 
-const ORDER = ["first", "second", "third", "fourth"];
-const STATES = { QUEUED: "queued", RUNNING: "measuring…", SUCCEEDED: "measured", CANCELLED: "stopped", FAILED: "failed" };
+const MEASURED = [t("measured first"), t("measured second"), t("measured third"), t("measured fourth")];
+const STATES = { QUEUED: t("queued"), RUNNING: t("measuring…"), CANCELLED: t("stopped"), FAILED: t("failed") };
 // Figures of a column: key, name, and the term whose definition is the tooltip.
-const FIGURES = [["speed", "tokens/s"], ["tau", "τ", "tau"], ["speedup", "speedup", "speedup"], ["tokens", "tokens"]];
+const FIGURES = [["speed", t("tokens/s")], ["tau", "τ", "tau"], ["speedup", t("speedup"), "speedup"], ["tokens", t("tokens")]];
 
 class Column extends LiveRun {
   // `when`: position in the order of measurement, which is reversed in every second comparison.
@@ -32,15 +32,15 @@ class Column extends LiveRun {
   end(run) {
     this.run = run;
     this.showState(run.state);
-    const lines = trace.notices(run);
-    if (run.state === "CANCELLED") lines.push(notice(run.text ? "Stopped before the end, so it is not compared." : "Stopped before it was measured.", "warn"));
+    const lines = [el("p", { class: "sp-hint" }, [trace.conditions(run), t("batch size 1, one run")].join(" · ")), ...trace.notices(run)];
+    if (run.state === "CANCELLED") lines.push(notice(run.text ? t("Stopped before the end, so it is not compared.") : t("Stopped before it was measured."), "warn"));
     this.notes.replaceChildren(...lines);
   }
 
   showState(state) {
     this.run.state = state;
     this.node.dataset.state = state;
-    this.badge.textContent = state === "SUCCEEDED" ? `measured ${ORDER[this.when]}` : STATES[state] ?? state;
+    this.badge.textContent = state === "SUCCEEDED" ? MEASURED[this.when] : STATES[state] ?? state;
     this.badge.className = `sp-badge ${{ SUCCEEDED: "sp-good", FAILED: "sp-bad", RUNNING: "sp-info", CANCELLED: "sp-warn" }[state] || ""}`;
   }
 
@@ -56,19 +56,20 @@ class Column extends LiveRun {
   }
 
   showNoise(reason) {
-    this.noise ||= notice(`The speedup is noisy: ${reason}. Press Compare to measure again.`, "warn");
+    this.noise ||= notice(t("The speedup is noisy: {reason}. Press Compare to measure again.", { reason }), "warn");
     this.notes.append(this.noise);
   }
 
-  showMissing(index) { if (this.run.state === "SUCCEEDED") this.match.textContent = `not compared: column ${index + 1} is not measured`; }
+  showMissing(index) { if (this.run.state === "SUCCEEDED") this.match.textContent = t("not compared: column {n} is not measured", { n: index + 1 }); }
 
   showMatch({ identical, first_divergence: at, request }, isPlain) {
     const lossy = request.speculation?.acceptance === "typical";
-    const chance = lossy ? "; typical acceptance is lossy, so outputs may differ" : request.temperature > 0 ? "; sampled outputs may differ" : "";
-    if (this.index === 0) this.match.textContent = isPlain ? "baseline of the other columns" : "reference output of the other columns";
-    else this.match.textContent = identical ? "✓ same output, token for token" : `≠ differs from the first column at token ${at + 1}${chance}`;
+    const chance = lossy ? t("typical acceptance is lossy, so outputs may differ") : request.temperature > 0 ? t("sampled outputs may differ") : "";
+    if (this.index === 0) this.match.textContent = isPlain ? t("baseline of the other columns") : t("reference output of the other columns");
+    else if (identical) this.match.textContent = t("✓ same output, token for token");
+    else this.match.textContent = [t("≠ differs from the first column at token {n}", { n: at + 1 }), chance].filter(Boolean).join("; ");
     if (this.index) this.match.classList.add(identical ? "sp-good" : "sp-bad");
-    if (!identical) this.stream.mark(at, "first token that differs from the first column");
+    if (!identical) this.stream.mark(at, t("first token that differs from the first column"));
   }
 }
 
@@ -80,11 +81,11 @@ class ComparePage {
     this.changed = onceAFrame(() => this.draw());
     this.prompt = el("div", { class: "sp-question" });
     this.tools = el("div", { class: "sp-compare-tools" });
-    this.replay = button("small", "Replay side by side", () => this.replayAll(), { id: "replay" });
-    this.delete = sureButton("small", "Delete", () => this.remove(), { id: "delete-comparison" });
+    this.replay = button("small", t("Replay side by side"), () => this.replayAll(), { id: "replay" });
+    this.delete = sureButton("small", t("Delete"), () => this.remove(), { id: "delete-comparison" });
     this.grid = el("div", { class: "sp-columns" });
     this.root = root;
-    this.empty("Nothing compared yet");
+    this.empty(t("Nothing compared yet"));
     this.open(new URLSearchParams(location.search).get("comparison"));
     listenToKeys("#compare-prompt", "#compare-run", (event) => { if (this.live().length) { event.preventDefault(); this.stop(); } });
   }
@@ -113,7 +114,7 @@ class ComparePage {
 
   empty(heading) {
     this.root.replaceChildren(el("div", { class: "sp-empty" }, el("h2", {}, heading),
-      el("p", {}, "Choose two to four targets and a prompt.")));
+      el("p", {}, t("Choose two to four targets and a prompt."))));
   }
 
   async remove() {
@@ -123,7 +124,7 @@ class ComparePage {
     this.columns = [];
     this.changed();
     setAddress({ comparison: null });
-    this.empty("Deleted");
+    this.empty(t("Deleted"));
   }
 
   ask(box, method) { return askOrShow(box, `/api/comparisons/${encodeURIComponent(this.id)}`, method); }

@@ -20,7 +20,7 @@ function filled(node, attributes, children) {
 
 // Makes spaces and line breaks visible, for lists of single tokens.
 export function visible(text) {
-  if (!text) return "(part of a character)";
+  if (!text) return t("(part of a character)");
   return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ | $/g, "␣");
 }
 
@@ -30,7 +30,7 @@ export const number = (value, digits = 2) => (Number.isFinite(value) ? value.toF
 // A technical term with its definition as a tooltip (app/widgets/terms.py, in the page's head).
 export const definitions = JSON.parse(document.getElementById("terms")?.textContent || "{}");
 export function term(key, text) {
-  return el("abbr", { class: "sp-term", title: definitions[key], "data-term": key }, text);
+  return el("abbr", { class: "sp-term", title: definitions[key]?.[1], "data-term": key }, text);
 }
 
 // A button of the kind "small" or "link".
@@ -73,7 +73,7 @@ export function sureButton(kind, label, act, more = {}) {
   const made = button(kind, label, () => {
     if (made.dataset.sure) return act();
     made.dataset.sure = "yes";
-    made.textContent = "Delete permanently?";
+    made.textContent = t("Delete permanently?");
   }, more);
   made.addEventListener("blur", () => { delete made.dataset.sure; made.textContent = label; });
   return made;

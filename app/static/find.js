@@ -1,12 +1,12 @@
 // The command palette (Ctrl+K): finds pages, actions and rows by name (app/find.py) and opens one.
 // The drawer of terms (the button "?" and clicks on terms): definitions of app/widgets/terms.py.
-import { button, definitions, el } from "./dom.js";
+import { button, definitions, el, t } from "./dom.js";
 import { ask } from "./stream.js";
 
 const input = el("input", { class: "sp-palette-field", type: "search", role: "combobox", "aria-expanded": "true", maxlength: "200",
-  "aria-controls": "palette-list", "aria-label": "Search pages, models, data and runs", placeholder: "Search pages, models, data, runs…" });
-const list = el("ul", { id: "palette-list", role: "listbox", "aria-label": "Results" });
-const palette = el("dialog", { class: "sp-palette", "aria-label": "Search" }, input, list);
+  "aria-controls": "palette-list", "aria-label": t("Search pages, models, data and runs"), placeholder: t("Search pages, models, data, runs…") });
+const list = el("ul", { id: "palette-list", role: "listbox", "aria-label": t("Results") });
+const palette = el("dialog", { class: "sp-palette", "aria-label": t("Search") }, input, list);
 let chosen = 0, asked = 0;
 
 function choose(index) {
@@ -49,13 +49,12 @@ input.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-const drawer = el("dialog", { class: "sp-words", "aria-label": "Glossary" });
+const drawer = el("dialog", { class: "sp-words", "aria-label": t("Glossary") });
 
 function explain(key = "") {
   if (!drawer.isConnected) document.body.append(drawer);
-  const name = (term) => (term === "tau" ? "Mean accepted length (τ)" : term[0].toUpperCase() + term.slice(1).replaceAll("-", " "));
-  const words = Object.entries(definitions).map(([term, text]) => el("div", { class: term === key ? "sp-picked-word" : "" }, el("dt", {}, name(term)), el("dd", {}, text)));
-  drawer.replaceChildren(el("h2", {}, "Glossary"), el("dl", {}, ...words), button("small", "Close", () => drawer.close()));
+  const words = Object.entries(definitions).map(([term, [name, text]]) => el("div", { class: term === key ? "sp-picked-word" : "" }, el("dt", {}, name), el("dd", {}, text)));
+  drawer.replaceChildren(el("h2", {}, t("Glossary")), el("dl", {}, ...words), button("small", t("Close"), () => drawer.close()));
   drawer.showModal();
   drawer.querySelector(".sp-picked-word")?.scrollIntoView({ block: "center" });
 }

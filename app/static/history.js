@@ -1,17 +1,17 @@
 // The sidebar with the stored chats, their search and deletion, and the buttons that select the view of the responses.
-import { NARROW, button, el, keep, sureButton } from "./dom.js";
+import { NARROW, button, el, keep, sureButton, t } from "./dom.js";
 import { onElement, onMatch } from "./shell.js";
 import { askOrShow } from "./stream.js";
 
-const VIEWS = [["tokens", "Tokens", "Every token, marked by its origin"], ["text", "Text", "The response as formatted text: Markdown, code, tables"]];
+const VIEWS = [["tokens", t("Tokens"), t("Every token, marked by its origin")], ["text", t("Text"), t("The response as formatted text: Markdown, code, tables")]];
 const PAUSE_MS = 250, VIEW = "speculoos-view", SIDEBAR = "speculoos-chats";
 
 class History {
   constructor(root) {
     this.panel = document.getElementById("chats");
-    this.find = el("input", { type: "search", id: "chats-find", placeholder: "Search chats", "aria-label": "Search names, prompts and responses" });
+    this.find = el("input", { type: "search", id: "chats-find", placeholder: t("Search chats"), "aria-label": t("Search names, prompts and responses") });
     this.list = el("ul", { class: "sp-history-list" });
-    this.more = button("small", "Older chats", () => this.load(true), { hidden: true });
+    this.more = button("small", t("Older chats"), () => this.load(true), { hidden: true });
     this.problem = el("div", {});
     this.request = 0;
     this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.load(), PAUSE_MS); });
@@ -52,7 +52,7 @@ class History {
     this.list.append(...found.chats.map((chat) => this.row(chat)));
     this.last = found.chats.at(-1)?.at;
     this.more.hidden = !found.more;
-    if (!this.list.children.length) this.list.append(el("li", { class: "sp-hint" }, this.find.value ? "Nothing found." : "No chats yet."));
+    if (!this.list.children.length) this.list.append(el("li", { class: "sp-hint" }, this.find.value ? t("Nothing found.") : t("No chats yet.")));
   }
 
   ask(path, ...request) {
@@ -64,8 +64,8 @@ class History {
     const current = chat.id === window.speculoos.chat?.chat ? "true" : undefined;
     const link = el("a", { href: `/playground?chat=${chat.id}`, class: "sp-row-name", "aria-current": current }, chat.title);
     const row = el("li", { "data-chat": chat.id }, link, el("span", { class: "sp-row-note", title: chat.model }, `${chat.ago} · ${chat.model}`));
-    row.append(el("span", { class: "sp-history-actions" }, button("link", "Rename", () => this.rename(chat, link)),
-      sureButton("link", "Delete", () => this.remove(chat, row))));
+    row.append(el("span", { class: "sp-history-actions" }, button("link", t("Rename"), () => this.rename(chat, link)),
+      sureButton("link", t("Delete"), () => this.remove(chat, row))));
     return row;
   }
 
@@ -81,7 +81,7 @@ class History {
       if (event.key === "Escape" || event.key === "Enter") field.blur();
       event.stopPropagation();  // Esc would stop a response
     };
-    const field = el("input", { value: chat.title, maxlength: "90", "aria-label": "Name of the chat", on: { blur: store, keydown: leave } });
+    const field = el("input", { value: chat.title, maxlength: "90", "aria-label": t("Name of the chat"), on: { blur: store, keydown: leave } });
     link.replaceWith(field);
     field.select();
   }

@@ -1,6 +1,6 @@
 // Builds a formatted response from Markdown. The server sends a tree of known elements (app/rendered.py); every text in
 // it becomes a text node.
-import { button, el } from "./dom.js";
+import { button, el, t } from "./dom.js";
 
 const SIMPLE = new Set(["p", "ul", "li", "blockquote", "em", "strong", "s", "code", "table", "thead", "tbody", "tr", "th",
   "td", "hr", "br", "span"]);
@@ -20,15 +20,15 @@ const safeAddress = (address) => (/^(https?|mailto):/i.test(address) ? address :
 
 function codeBlock(language, parts) {
   const code = el("pre", { tabindex: "0" }, el("code", {}, ...parts));
-  const head = el("div", { class: "sp-md-code-head" }, el("span", {}, language || "code"), copyButton(() => code.textContent, "Copy code"));
+  const head = el("div", { class: "sp-md-code-head" }, el("span", {}, language || "code"), copyButton(() => code.textContent, t("Copy code")));
   return el("div", { class: "sp-md-code" }, head, code);
 }
 
 // A button that copies the result of `text()` and briefly confirms it.
 export function copyButton(text, label) {
-  const made = button("link", "Copy", async () => {
-    made.textContent = (await copy(text())) ? "Copied" : "Could not copy";
-    setTimeout(() => { made.textContent = "Copy"; }, 1600);
+  const made = button("link", t("Copy"), async () => {
+    made.textContent = (await copy(text())) ? t("Copied") : t("Could not copy");
+    setTimeout(() => { made.textContent = t("Copy"); }, 1600);
   }, { title: label });
   return made;
 }

@@ -1,13 +1,14 @@
 // Scripts of the page frame: the theme switch, the skip link, and accessibility
 // fixes of Gradio's controls for keyboards and screen readers.
-import { setAddress } from "./dom.js";
+import { setAddress, t } from "./dom.js";
 
 const SIGN = { system: "◐", light: "☀", dark: "☾" }, ORDER = Object.keys(SIGN);
+const NAMES = { system: t("system"), light: t("light"), dark: t("dark") };
 const label = (button) => {
   const choice = window.speculoos.theme.get();
   button.textContent = SIGN[choice] || SIGN.system;
-  button.setAttribute("aria-label", `Color theme: ${choice}`);
-  button.title = `Color theme: ${choice} (click to change)`;
+  button.setAttribute("aria-label", t("Color theme: {choice}", { choice: NAMES[choice] }));
+  button.title = t("Color theme: {choice} (click to change)", { choice: NAMES[choice] });
 };
 document.addEventListener("click", (event) => {
   const button = event.target.closest?.('[data-sp="theme"]');
@@ -72,7 +73,7 @@ document.addEventListener("keydown", (event) => {
 onMatch("#options", (drawer) => {
   drawer.popover = "auto";
   drawer.role = "dialog";
-  drawer.ariaLabel = "Settings";
+  drawer.ariaLabel = t("Settings");
 });
 
 // The accessible name of Gradio's upload box differs from its visible text.

@@ -1,5 +1,5 @@
 // Requests to our own routes: event streams of runs and small JSON requests.
-import { notice } from "./dom.js";
+import { notice, t } from "./dom.js";
 
 const RETRY_MS = 1500;
 
@@ -24,8 +24,8 @@ export function follow(id, { step, state, end, fail }) {
       await ask(path);
       listen();
     } catch (error) {
-      if (error.status === 404) fail?.("This run was deleted.");
-      else if (error.status === 401) fail?.("You are logged out; reload this page to log in again.");
+      if (error.status === 404) fail?.(t("This run was deleted."));
+      else if (error.status === 401) fail?.(t("You are logged out; reload this page to log in again."));
       else timer = setTimeout(reconnect, RETRY_MS);
     }
   };
@@ -38,11 +38,11 @@ export function follow(id, { step, state, end, fail }) {
 export async function ask(path, method = "GET", given = undefined) {
   const headers = { Accept: "application/json", ...(given && { "Content-Type": "application/json" }) };
   const response = await fetch(path, { method, headers, body: given && JSON.stringify(given) }).catch(() => {
-    throw new Error("The workbench does not respond; is `speculoos up` still running?");
+    throw new Error(t("The workbench does not respond; is `speculoos up` still running?"));
   });
   const content = await response.json().catch(() => ({}));
   if (response.ok) return content;
-  throw Object.assign(new Error(content.error?.message || `The workbench returned status ${response.status}.`), { status: response.status });
+  throw Object.assign(new Error(content.error?.message || t("The workbench returned status {status}.", response)), { status: response.status });
 }
 
 // The same, but an error is shown at the end of `box`, and the result is undefined.

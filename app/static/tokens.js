@@ -1,22 +1,22 @@
 // One response, token by token: drafted tokens have a background, steps can be selected.
-import { el } from "./dom.js";
+import { el, t } from "./dom.js";
 import { follow } from "./stream.js";
 import { figuresOf } from "./trace.js";
 
 const ORIGINS = {
-  draft: "accepted draft token",
-  target: "the base model's own token",
-  plain: "base model's token, no speculation",
-  mixed: "partly drafted",
+  draft: t("accepted draft token"),
+  target: t("the base model's own token"),
+  plain: t("base model's token, no speculation"),
+  mixed: t("partly drafted"),
 };
 
 // Several tokens that form one character have their common origin, or "mixed".
 function tokenNode({ text, depth, origin: own, origins }, record) {
   const origin = new Set(origins || [own]).size > 1 ? "mixed" : origins?.[0] || own, isDraft = origin === "draft";
   const drafted = origins?.filter((each) => each === "draft").length;
-  const parts = origins ? `, one character of ${origins.length} tokens, ${drafted} of them drafted and accepted` : isDraft ? `, depth ${depth}` : "";
+  const parts = origins ? t("one character of {n} tokens, {drafted} of them drafted and accepted", { n: origins.length, drafted }) : isDraft && t("depth {depth}", { depth });
   return el("span", { class: `tr-token sp-${origin}${/^\n+$/.test(text) ? " tr-break" : ""}`, "data-depth": isDraft && Math.min(depth, 4),
-    title: `${ORIGINS[origin] || origin}${parts} · step ${record.index}` }, text);
+    title: [[ORIGINS[origin] || origin, parts].filter(Boolean).join(", "), t("step {index}", record)].join(" · ") }, text);
 }
 
 // Tokens of one response as they arrive. Calls `onSelect(record, node)` when a step is pointed at, clicked or reached by
@@ -25,7 +25,7 @@ class TokenStream {
   constructor(onSelect) {
     this.onSelect = onSelect;
     this.node = el("div", { class: "tr-tokens", tabindex: "0", role: "group",
-      "aria-label": "Response, token by token; left and right arrow keys select a step",
+      "aria-label": t("Response, token by token; left and right arrow keys select a step"),
       on: { click: (event) => this.pick(event, true), mouseover: (event) => this.pick(event, false), keydown: (event) => this.key(event) } });
     this.clear();
   }

@@ -1,6 +1,6 @@
 // Pictures of trees: candidates by depth from left to right. That of a step has the accepted path in the color of drafted
 // tokens and probabilities as bars; numbers of a candidate when it is pointed at or focused.
-import { el, percent, svg, visible } from "./dom.js";
+import { el, percent, svg, visible, t } from "./dom.js";
 
 const ROW = 30, HEIGHT = 24, ROOT = 12, GAP = 14, BAR = 3, PANEL = 312;
 export const MAX_DRAWN = 160;  // of a larger tree, only candidates on or beside the accepted path are drawn
@@ -60,16 +60,16 @@ export function plot(tree, path, label, look, focused = path.at(-1)) {
 export function drawTree({ draft, accepted }) {
   const names = draft.probs ? ["q", "p"] : ["q"];
   const shares = { q: (i) => Math.exp(draft.logprobs[i]), p: (i) => draft.probs[i] };
-  const told = el("p", { class: "sp-hint tr-told", "aria-hidden": "true" }, `Bars: probability under the draft (q)${draft.probs ? " and the base model (p)" : ""}`);
-  const picture = plot(draft, accepted, "Drafted tree", drawNode), drawn = picture.querySelectorAll(".tr-node").length;
+  const told = el("p", { class: "sp-hint tr-told", "aria-hidden": "true" }, draft.probs ? t("Bars: probability under the draft (q) and the base model (p)") : t("Bars: probability under the draft (q)"));
+  const picture = plot(draft, accepted, t("Drafted tree"), drawNode), drawn = picture.querySelectorAll(".tr-node").length;
   for (const kind of ["mouseover", "focusin"]) picture.addEventListener(kind, tell);
   return el("div", { class: "tr-drawn" }, el("div", { class: "tr-tree" }, picture), told,
-    drawn < draft.parents.length ? el("p", { class: "sp-hint" }, `Drawn: the ${drawn} candidates on or beside the accepted path`) : null);
+    drawn < draft.parents.length ? el("p", { class: "sp-hint" }, t("Drawn: the {n} candidates on or beside the accepted path", { n: drawn })) : null);
 
   function drawNode(i, width) {
-    const state = accepted.includes(i) ? "accepted" : "rejected", text = visible(draft.texts[i]);
+    const state = accepted.includes(i) ? "accepted" : "rejected", judged = state === "accepted" ? t("accepted") : t("rejected"), text = visible(draft.texts[i]);
     const figures = names.map((name) => `${name} ${percent(shares[name](i))}`);
-    const words = `“${text}”, depth ${draft.depths[i]}, ${[state, ...figures].join(", ")}`;
+    const words = [`“${text}”`, t("depth {depth}", { depth: draft.depths[i] }), judged, ...figures].join(", ");
     const bars = names.map((name, at) => svg("rect", { class: "tr-prob", "data-of": name, x: 0, height: BAR, width: (width * shares[name](i)).toFixed(1),
       y: HEIGHT - BAR * (names.length - at) }));
     return [{ class: `tr-node sp-${state}`, "aria-label": words }, ...bars, svg("text", { x: width / 2, y: 14 }, short(text, width))];

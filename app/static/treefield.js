@@ -1,9 +1,9 @@
 // The picture of the field “Tree” (app/widgets/fields.py), in which its paths can be edited.
-import { el, svg } from "./dom.js";
+import { el, svg, t } from "./dom.js";
 import { onElement } from "./shell.js";
 import { MAX_DRAWN, plot } from "./tree.js";
 
-const HINT = "Click a candidate to remove it with its descendants, + to add a child. Keys: Enter adds, Delete removes.";
+const HINT = t("Click a candidate to remove it with its descendants, + to add a child. Keys: Enter adds, Delete removes.");
 
 // The paths of all candidates in a text that models/methods/trees.py reads, after that of the root; only the root if the
 // text names no fixed tree.
@@ -27,13 +27,13 @@ onElement("tree-field", (root) => {
 
   function draw(focused = 0) {
     paths = pathsOf(field().value.trim());
-    if (paths.length > MAX_DRAWN) return root.replaceChildren(el("p", { class: "sp-hint" }, "This tree is too large to be drawn."));
+    if (paths.length > MAX_DRAWN) return root.replaceChildren(el("p", { class: "sp-hint" }, t("This tree is too large to be drawn.")));
     const index = new Map(paths.map((path, i) => [path.join(), i]));
     const parents = paths.map((path) => (path.length ? index.get(path.slice(0, -1).join()) : -1)), ranks = paths.map((path) => path.at(-1) ?? 0);
-    const look = (i, width) => [{ class: "tr-node", "aria-label": i ? `rank ${ranks[i]}, depth ${paths[i].length}` : "root" },
-      svg("text", { x: width / 2 - 6, y: 16 }, i ? ranks[i] : "root"),
+    const look = (i, width) => [{ class: "tr-node", "aria-label": i ? t("rank {rank}, depth {depth}", { rank: ranks[i], depth: paths[i].length }) : t("root") },
+      svg("text", { x: width / 2 - 6, y: 16 }, i ? ranks[i] : t("root")),
       svg("g", { class: "tr-plus" }, svg("rect", { x: width - 20, width: 20, height: 24, rx: 4 }), svg("text", { x: width - 10, y: 17 }, "+"))];
-    root.replaceChildren(el("div", { class: "tr-tree" }, plot({ parents, ranks, depths: paths.map((path) => path.length + 1) }, [], "Tree to draft", look, focused)),
+    root.replaceChildren(el("div", { class: "tr-tree" }, plot({ parents, ranks, depths: paths.map((path) => path.length + 1) }, [], t("Tree to draft"), look, focused)),
       el("p", { class: "sp-hint" }, HINT));
   }
 

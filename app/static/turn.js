@@ -1,11 +1,11 @@
 // One turn of a conversation: the prompt, the tokens of the response as they arrive, figures and actions.
-import { button, el, notice, number } from "./dom.js";
+import { button, el, notice, number, t } from "./dom.js";
 import { build, copyButton } from "./reading.js";
 import { ask } from "./stream.js";
 import { LiveRun } from "./tokens.js";
 import * as trace from "./trace.js";
 
-const STATES = { QUEUED: "waiting for the model…", RUNNING: "generating…", SUCCEEDED: "", CANCELLED: "stopped", FAILED: "" };
+const STATES = { QUEUED: t("waiting for the model…"), RUNNING: t("generating…"), SUCCEEDED: "", CANCELLED: t("stopped"), FAILED: "" };
 const READ_MS = 700;
 const link = (label, title, run, more = {}) => button("link", label, run, { title, ...more });
 
@@ -21,15 +21,15 @@ export class Turn extends LiveRun {
     this.notes = el("div", {});
     this.prompt = view.request.messages?.at(-1)?.content || "";
     const model = el("span", { class: "sp-turn-model" }, [view.model, ...trace.draftingOptions(view.request)].join(" · "));
-    this.continueButton = link("Continue", "Continue the truncated response", () => page.continueTurn(this), { hidden: true, "data-cut": true });
-    this.remove = link("Remove", "Remove this turn", () => page.remove(this), { "data-last": true });
+    this.continueButton = link(t("Continue"), t("Continue the truncated response"), () => page.continueTurn(this), { hidden: true, "data-cut": true });
+    this.remove = link(t("Remove"), t("Remove this turn"), () => page.remove(this), { "data-last": true });
     this.versions = el("span", { class: "sp-versions" });
     this.showVersions(view.versions || []);
     this.actions = el("span", { class: "sp-turn-actions" }, this.continueButton, this.versions, copyButton(() => page.fullResponse(this)),
-      link("Again", "Send the same prompt again with the current draft and sampling", () => page.again(this)),
-      ...(view.continues ? [] : [link("Edit", "Edit the prompt; the response is kept as another version", () => page.edit(this))]), this.remove);
+      link(t("Again"), t("Send the same prompt again with the current draft and sampling"), () => page.again(this)),
+      ...(view.continues ? [] : [link(t("Edit"), t("Edit the prompt; the response is kept as another version"), () => page.edit(this))]), this.remove);
     this.node = el("article", { class: "sp-turn", "data-run": view.id, "data-state": view.state },
-      view.continues ? el("p", { class: "sp-continues sp-hint" }, "continued") : el("div", { class: "sp-question sp-question-text" }, this.prompt),
+      view.continues ? el("p", { class: "sp-continues sp-hint" }, t("continued")) : el("div", { class: "sp-question sp-question-text" }, this.prompt),
       el("div", { class: "sp-answer" }, el("div", { class: "sp-turn-head" }, model, this.state), this.stream.node, this.reading, this.notes,
         el("footer", {}, this.figures, this.actions)));
     this.node.addEventListener("click", () => page.focusTurn(this));
@@ -42,7 +42,7 @@ export class Turn extends LiveRun {
     this.run.versions = ids;
     const at = ids.indexOf(this.id);
     const stepTo = (step, label, title) => link(label, title, () => this.page.open(this.page.chat, ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
-    this.versions.replaceChildren(...(ids.length < 2 ? [] : [stepTo(-1, "‹", "Previous version"), `${at + 1} / ${ids.length}`, stepTo(1, "›", "Next version")]));
+    this.versions.replaceChildren(...(ids.length < 2 ? [] : [stepTo(-1, "‹", t("Previous version")), `${at + 1} / ${ids.length}`, stepTo(1, "›", t("Next version"))]));
   }
 
   // Shows the response as formatted text if that view is selected. A running response is reloaded; the pause grows with
@@ -74,12 +74,12 @@ export class Turn extends LiveRun {
     this.run.state = state;
     this.node.dataset.state = state;
     const silent = state === "RUNNING" && !this.stream.records.length;
-    this.state.textContent = silent ? "loading and reading the prompt…" : STATES[state] ?? state;
+    this.state.textContent = silent ? t("loading and reading the prompt…") : STATES[state] ?? state;
   }
 
   showNotes() {
     const { summary } = this.run, lines = trace.notices(this.run);
-    if (summary.finish === "length") lines.push(el("div", { "data-cut": true }, notice("Truncated at the token limit; “Continue” resumes it.", "info")));
+    if (summary.finish === "length") lines.push(el("div", { "data-cut": true }, notice(t("Truncated at the token limit; “Continue” resumes it."), "info")));
     this.continueButton.hidden = !this.run.text || (summary.finish !== "length" && this.run.state !== "CANCELLED");
     this.notes.replaceChildren(...lines);
   }
@@ -87,8 +87,8 @@ export class Turn extends LiveRun {
   showFigures() {
     const { now } = this;
     if (!now.tokens) return;
-    const parts = [`${now.tokens} tokens`, `${number(now.tokensPerSecond, 1)} tokens/s`];
+    const parts = [now.tokens === 1 ? t("{n} token", { n: 1 }) : t("{n} tokens", { n: now.tokens }), t("{speed} tokens/s", { speed: number(now.tokensPerSecond, 1) })];
     if (now.acceptance.length) parts.push(`τ ${number(now.tau)}`);
-    this.figures.textContent = parts.join(" · ");
+    this.figures.textContent = [...parts, trace.conditions(this.run)].join(" · ");
   }
 }

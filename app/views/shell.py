@@ -1,5 +1,6 @@
 """The frame of every page: brand, the six places, search, theme switch, the tabs of a place and the status bar."""
 
+from app.i18n import t
 from app.paths import NEEDS_ROWS, PAGES, PLACES, place_of
 from app.widgets.elements import block
 from app.widgets.text import safe, tag
@@ -41,18 +42,18 @@ def bar(page: str, can_log_out: bool = False) -> str:
         icon = tag("svg", path, viewBox="0 0 24 24", class_="sp-nav-icon", aria_hidden="true")
         first = next(iter(pages))
         current = None if name != place else "page" if page == first else "true"
-        links += tag("a", icon + safe(name), href=PAGES[first], aria_current=current)
+        links += tag("a", icon + safe(t(name)), href=PAGES[first], aria_current=current)
     at_home = "page" if page == "home" else None
     brand = tag("a", MARK + tag("span", "Speculoos"), href="/", class_="sp-brand", aria_current=at_home)
-    nav = tag("nav", links, class_="sp-nav", aria_label="Places")
-    find = "Search" + tag("kbd", "Ctrl K", aria_hidden="true")
+    nav = tag("nav", links, class_="sp-nav", aria_label=t("Places"))
+    find = t("Search") + tag("kbd", t("Ctrl K"), aria_hidden="true")
     tools = tag("button", find, class_="sp-find-button", type="button", data_sp="find")
-    tools += tag("button", "?", class_="sp-theme", type="button", data_sp="words", aria_label="Glossary")
-    tools += tag("button", "", class_="sp-theme", type="button", data_sp="theme", aria_label="Color theme")
+    tools += tag("button", "?", class_="sp-theme", type="button", data_sp="words", aria_label=t("Glossary"))
+    tools += tag("button", "", class_="sp-theme", type="button", data_sp="theme", aria_label=t("Color theme"))
     if can_log_out:
-        out = tag("button", "Log out", class_="sp-small-button", type="submit")
+        out = tag("button", t("Log out"), class_="sp-small-button", type="submit")
         tools += tag("form", out, method="post", action="/logout", class_="sp-leave")
-    skip = tag("a", "Skip to the page", href=f"#{page_id(page)}", class_="sp-skip")
+    skip = tag("a", t("Skip to the page"), href=f"#{page_id(page)}", class_="sp-skip")
     return tag("div", skip + brand + nav + tag("div", tools, class_="sp-tools"), class_="sp-top")
 
 
@@ -64,7 +65,7 @@ def tabs(page: str) -> str:
         return ""
     shown = {name: label for name, label in pages.items() if name == page or name not in NEEDS_ROWS}
     links = "".join(
-        tag("a", safe(label), href=PAGES[name], aria_current="page" if name == page else None)
+        tag("a", safe(t(label)), href=PAGES[name], aria_current="page" if name == page else None)
         for name, label in shown.items()
     )
-    return tag("nav", links, class_="sp-tabs", aria_label=f"Pages of {place}")
+    return tag("nav", links, class_="sp-tabs", aria_label=t("Pages of {place}", place=t(place)))

@@ -8,6 +8,7 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, t
 from app.views import manage
 from app.views.job_forms import JobForm
 from app.widgets.charts import ChartStyle, line_chart
@@ -23,8 +24,8 @@ from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Job
 from workers.jobs.requests import Tune
 
-PRECISIONS = [("Default of the settings", ""), *((name, name) for name in DTYPES if name != "auto")]
-FASTER = "Plain decoding is faster on this machine: no tree makes this draft worthwhile."
+PRECISIONS = [(name, name) for name in DTYPES if name != "auto"]
+FASTER = N_("Plain decoding is faster on this machine: no tree makes this draft worthwhile.")
 
 
 class TreeForm:
@@ -35,12 +36,13 @@ class TreeForm:
         self.live = [block(elem_id="checkpoint-tuned")]
         with gr.Column(visible=False) as box:
             with gr.Row(equal_height=True):
-                dtype = dropdown(PRECISIONS, value="", label="Precision", elem_id="checkpoint-tune-dtype")
-                label = "Save the tree in the draft if it is faster"
+                choices = [(t("Default of the settings"), ""), *PRECISIONS]
+                dtype = dropdown(choices, value="", label=t("Precision"), elem_id="checkpoint-tune-dtype")
+                label = t("Save the tree in the draft if it is faster")
                 keep = gr.Checkbox(True, label=label, elem_id="checkpoint-tune-keep")
             fields = {"checkpoint_id": chosen, "dtype": dtype, "keep": keep}
             request = partial(tune_request, settings)
-            self.form = JobForm(settings, "checkpoint-tune", "Tune on this machine", fields, request)
+            self.form = JobForm(settings, "checkpoint-tune", t("Tune on this machine"), fields, request)
         self.outputs = [box, *self.form.outputs]
 
     def view(self, row: Checkpoint | None) -> list[Any]:
@@ -66,30 +68,32 @@ def tuning_part(session: Session, row: Checkpoint) -> str:
     """The result of the last tuning, below a notice of one that has not ended."""
     query = select(Job).where(Job.kind == "tune", Job.state.not_in(FINISHED)).order_by(Job.created_at.desc())
     job = next((job for job in session.scalars(query) if job.request.get("checkpoint_id") == row.id), None)
-    words = f"“{job.name}” is {job.state.lower()}." if job else ""
-    return (notice(words, "info", f"/runs?id={job.id}", "Open the job") if job else "") + tuning_result(row)
+    if job is None:
+        return tuning_result(row)
+    words = t("“{name}” is {state}.", name=job.name, state=t(job.state.lower()))
+    return notice(words, "info", f"/runs?id={job.id}", t("Open the job")) + tuning_result(row)
 
 
 def tuning_result(checkpoint: Checkpoint) -> str:
     """The verdict, its basis, and the curve of expected speed by nodes."""
     result = (checkpoint.figures or {}).get("tuned")
     if not isinstance(result, Mapping) or not result:  # older versions stored text only
-        return _verdict(checkpoint, {}) or tag("p", "Not tuned yet.", class_="sp-hint")
+        return _verdict(checkpoint, {}) or tag("p", t("Not tuned yet."), class_="sp-hint")
     rows = [
-        ("Tree", _found_tree(result)),
-        ("Expected τ", _with_interval(result, "expected_tau")),
-        ("Expected speedup", _with_interval(result, "expected_speedup", "×")),
-        ("Machine", machine_name(result)),
-        ("Precision", result.get("dtype")),
-        ("Questions", result.get("questions")),
-        ("Verifications", result.get("verifications")),
+        (t("Tree"), _found_tree(result)),
+        (t("Expected τ"), _with_interval(result, "expected_tau")),
+        (t("Expected speedup"), _with_interval(result, "expected_speedup", "×")),
+        (t("Machine"), machine_name(result)),
+        (t("Precision"), result.get("dtype")),
+        (t("Questions"), result.get("questions")),
+        (t("Verifications"), result.get("verifications")),
     ]
     sizes = [(float(nodes), speedup) for nodes, _, speedup in result.get("sizes") or ()]
     chart = line_chart(
-        "Expected speedup by nodes",
-        {"best tree per size": sizes},
-        unit="× baseline",
-        across="nodes, with the root",
+        t("Expected speedup by nodes"),
+        {t("best tree per size"): sizes},
+        unit=t("× baseline"),
+        across=t("nodes, with the root"),
         look=ChartStyle(best="max"),
     )
     drawn = tag("div", chart, class_="sp-charts") if len(sizes) > 1 else ""
@@ -99,7 +103,7 @@ def tuning_result(checkpoint: Checkpoint) -> str:
 def _verdict(checkpoint: Checkpoint, result: Mapping[str, Any]) -> str:
     """A notice of the tuning's result with its machine, precision and date; "" without one."""
     words = (checkpoint.figures or {}).get("tuning")
-    words = FASTER if result.get("plain_is_faster") else f"Tuned: {words}" if words else ""
+    words = t(FASTER) if result.get("plain_is_faster") else t("Tuned: {words}", words=words) if words else ""
     if not words:
         return ""
     parts = [machine_name(result), str(result.get("dtype") or ""), str(result.get("at") or "")[:10]]
@@ -118,7 +122,7 @@ def kept_tree_note(result: Mapping[str, Any]) -> str:
     """What a tuning changed in the checkpoint; "" if unknown."""
     if "kept" not in result:
         return ""
-    return "The draft now uses this tree." if result["kept"] and result.get("drafting") else trees.NOT_SAVED
+    return t("The draft now uses this tree.") if result["kept"] and result.get("drafting") else t(trees.NOT_SAVED)
 
 
 def _found_tree(result: Mapping[str, Any]) -> str:
@@ -126,8 +130,9 @@ def _found_tree(result: Mapping[str, Any]) -> str:
     level."""
     drafting = result.get("drafting") or {}
     if drafting and "tree" not in drafting and result.get("depth"):
-        return f"{result.get('nodes')} nodes, depth {result['depth']}, selected at each step"
-    return trees.drafting_text(drafting) or "none: plain decoding"
+        found = {"nodes": result.get("nodes"), "depth": result["depth"]}
+        return t("{nodes} nodes, depth {depth}, selected at each step", **found)
+    return trees.drafting_text(drafting) or t("none: plain decoding")
 
 
 def _with_interval(result: Mapping[str, Any], key: str, unit: str = "") -> str:

@@ -7,10 +7,13 @@ import gradio as gr
 from gradio.data_classes import ListFiles
 
 from app.drafting import EXACT, TYPICAL, Drafting
+from app.i18n import N_, t
 from app.turns import TurnSampling
 from app.widgets.elements import block, section
+from app.widgets.text import tag
 from speculoos.errors import BadInput
 
+MAX_TOKENS = 2048  # of a response
 SEED = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -48,37 +51,38 @@ def _texts(payload: Any) -> str | list[str] | None:
     return payload if isinstance(payload, str) else None
 
 
-TREE = (
+TREE = N_(
     "own: the draft's default · chain 4 · tree 4x2x1 · depth 4, top_k 8, nodes 32 (EAGLE) · or paths as in "
     "Medusa and TensorRT-LLM: [[0], [0, 0], [1]]"
 )
-RULES = [("Exact (lossless)", EXACT), ("Typical (lossy)", TYPICAL)]
+RULES = {N_("Exact (lossless)"): EXACT, N_("Typical (lossy)"): TYPICAL}
 DRAFTING = 3  # number of fields of drafting in `settings_drawer`
-OPEN = '<button type="button" class="sp-small-button" id="options-open" popovertarget="options">Settings</button>'
-CLOSE = '<button type="button" class="sp-close" popovertarget="options" aria-label="Close">×</button>'
 
 
 def settings_drawer() -> tuple[list[gr.components.Component], list[gr.components.Component]]:
     """The button “Settings” and the drawer it opens (static/shell.js): fields of sampling, read by `sampling_of`, and
     of drafting, read by `drafting_of`."""
-    block(OPEN)
+    button = {"type": "button", "popovertarget": "options"}
+    block(tag("button", t("Settings"), class_="sp-small-button", id="options-open", **button))
     with gr.Column(elem_id="options", elem_classes="sp-drawer"):
-        block(CLOSE)
-        section("Sampling")
+        block(tag("button", "×", class_="sp-close", aria_label=t("Close"), **button))
+        section(t("Sampling"))
         with gr.Row():
-            limit = gr.Slider(8, 2048, value=256, step=8, label="Max tokens", elem_id="max-tokens")
-            temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature (0: greedy)", elem_id="temperature")
-            top_p = gr.Slider(0.05, 1, value=1, step=0.05, label="Top-p (1: all tokens)", elem_id="top-p")
-            top_k = gr.Slider(0, 200, value=0, step=1, label="Top-k (0: all tokens)", elem_id="top-k")
-            seed = one_line("Seed (empty: random)", "seed")  # an empty Number sends 0
-            system = gr.Textbox(label="System prompt", lines=1, elem_id="system")
-        section("Tree and acceptance")
-        tree = gr.Textbox("own", label="Tree", info=TREE, lines=1, max_lines=4, elem_id="tree")
+            limit = gr.Slider(8, MAX_TOKENS, value=256, step=8, label=t("Max tokens"), elem_id="max-tokens")
+            temperature = gr.Slider(0, 2, value=0, step=0.05, label=t("Temperature (0: greedy)"), elem_id="temperature")
+            top_p = gr.Slider(0.05, 1, value=1, step=0.05, label=t("Top-p (1: all tokens)"), elem_id="top-p")
+            top_k = gr.Slider(0, 200, value=0, step=1, label=t("Top-k (0: all tokens)"), elem_id="top-k")
+            seed = one_line(t("Seed (empty: random)"), "seed")  # an empty Number sends 0
+            system = gr.Textbox(label=t("System prompt"), lines=1, elem_id="system")
+        section(t("Tree and acceptance"))
+        tree = gr.Textbox("own", label=t("Tree"), info=t(TREE), lines=1, max_lines=4, elem_id="tree")
         block('<div data-sp="tree-field"></div>', elem_id="tree-picture")
-        rule = gr.Radio(RULES, value=EXACT, label="Acceptance", elem_id="acceptance")
+        rule = gr.Radio(
+            [(t(name), rule) for name, rule in RULES.items()], value=EXACT, label=t("Acceptance"), elem_id="acceptance"
+        )
         probabilities = gr.Checkbox(
-            label="Record the base model's probabilities",
-            info="p of every drafted token, beside the draft's q. Steps are slower.",
+            label=t("Record the base model's probabilities"),
+            info=t("p of every drafted token, beside the draft's q. Steps are slower."),
             elem_id="probabilities",
         )
     return [limit, temperature, seed, system, top_p, top_k], [tree, rule, probabilities]
@@ -97,6 +101,12 @@ def drafting_of(tree: Any, rule: Any, probabilities: Any) -> Drafting:
 def drafting_values(drafting: Drafting) -> list[Any]:
     """Values of the fields of drafting for `drafting`."""
     return [drafting.tree or "own", drafting.acceptance, drafting.probabilities]
+
+
+def sampling_values(sampling: TurnSampling) -> list[Any]:
+    """Values of the fields of sampling for `sampling`."""
+    seed, most = "" if sampling.seed is None else str(sampling.seed), min(sampling.max_tokens, MAX_TOKENS)
+    return [most, min(sampling.temperature, 2), seed, sampling.system, sampling.top_p, min(sampling.top_k, 200)]
 
 
 def sampling_of(limit: Any, temperature: Any, seed: Any, system: str, top_p: Any = 1.0, top_k: Any = 0) -> TurnSampling:

@@ -82,7 +82,8 @@ def test_a_comparison_leaves_plain_columns_as_they_are_and_shows_what_it_asked(h
     group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny@new", "")], "hello", WARM, Drafting("chain 3"))
     with reading(home) as rows:
         assert [run.request.get("speculation") for run in runs.group_runs(rows, group)] == [None, {"tree": "chain 3"}]
-    assert compare.opening(home, {"comparison": group}, [])[2] == Drafting("chain 3")
+    drafting, sampling = compare.opening(home, {"comparison": group}, [])[2:]
+    assert drafting == Drafting("chain 3") and replace(sampling, seed=WARM.seed) == WARM
     assert compare.opening(home, {"tree": "chain 2"}, [])[2] == Drafting("chain 2")
 
 

@@ -114,7 +114,7 @@ def test_a_plain_answer_of_another_length_is_no_reference(page: Page, workbench:
     run, _ = stored(workbench, answered(page).get_attribute("data-run"))
     assert "plain_tokens_per_second" not in run["summary"] and "speedup" not in run["summary"]
     expect(page.locator('[data-figure="speedup"]')).to_have_text("–")
-    expect(page.locator(".sp-tile-note", has_text="no baseline for this prompt")).to_be_visible()
+    expect(page.locator(".sp-tile-note", has_text="Not measured yet")).to_be_visible()
     expect(page.locator("#run-plain")).to_be_visible()
 
 
@@ -149,7 +149,7 @@ def test_a_speedup_under_another_load_is_marked_as_noisy_and_can_be_measured_aga
         expect(retry).to_be_hidden()
     else:
         expect(page.locator(".sp-tile-note", has_text="other programs used 10 %")).to_contain_text("and 80 % during")
-        expect(retry).to_have_text("Measure the baseline again")
+        expect(retry).to_have_text("Measure the speedup again")
         with page.expect_response("**/plain?again=true") as answer:
             retry.click()
         assert answer.value.json()["state"] == "QUEUED", "another measurement, not the noisy one"

@@ -16,6 +16,8 @@ from babel.messages.extract import extract
 from babel.messages.pofile import read_po, write_po
 
 from app import i18n
+from models.methods import trees
+from tracking.states import JobState
 
 CLONE = Path(__file__).resolve().parents[2]
 KEYWORDS = {"t": None, "plural": (1, 2), "N_": None}
@@ -37,7 +39,10 @@ SAME = {"Speculoos", "Hugging Face", "EAGLE", "Medusa"}
 
 def record_texts() -> set[str]:
     """Texts of records of other packages that the pages show through `t`."""
-    return set()
+    return {
+        trees.NOT_SAVED,
+        *(state.lower() for state in JobState),
+    }
 
 
 def messages() -> Catalog:
