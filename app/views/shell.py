@@ -11,15 +11,15 @@ MARK = (
     ' fill="currentColor"/><path d="M8 16h4m3 0h4m3 0h2" stroke="var(--sp-surface)" stroke-width="3"'
     ' stroke-linecap="round"/></svg>'
 )
-ICONS = {
-    "Playground": "M4 5h16v11H9l-4 3v-3H4z",
-    "Models": "M12 3l8 4.5v9L12 21l-8-4.5v-9zM4 7.5l8 4.5 8-4.5M12 12v9",
-    "Data": "M4 6h16M4 12h16M4 18h10",
-    "Runs": "M7 4l12 8-12 8z",
-    "Results": "M5 20V10M12 20V4M19 20v-7",
-    "Settings": "M4 7h9m5 0h2M4 17h2m5 0h9M15.5 4.5v5M8.5 14.5v5",
-}
-"""Paths of the icons that the bar shows on a phone, in a box of 24 × 24."""
+ICONS = (
+    "M4 5h16v11H9l-4 3v-3H4z",
+    "M12 3l8 4.5v9L12 21l-8-4.5v-9zM4 7.5l8 4.5 8-4.5M12 12v9",
+    "M4 6h16M4 12h16M4 18h10",
+    "M7 4l12 8-12 8z",
+    "M5 20V10M12 20V4M19 20v-7",
+    "M4 7h9m5 0h2M4 17h2m5 0h9M15.5 4.5v5M8.5 14.5v5",
+)
+"""Paths of the icons of PLACES that the bar shows on a phone, in a box of 24 × 24."""
 
 
 def frame(page: str, settings: Settings) -> None:
@@ -37,8 +37,8 @@ def bar(page: str, can_log_out: bool = False) -> str:
     """Brand, links to the places, search, glossary and theme buttons and, with logins, a button to log out."""
     place = place_of(page)
     links = ""
-    for name, pages in PLACES.items():
-        path = tag("path", "", d=ICONS[name])
+    for (name, pages), drawing in zip(PLACES.items(), ICONS, strict=True):
+        path = tag("path", "", d=drawing)
         icon = tag("svg", path, viewBox="0 0 24 24", class_="sp-nav-icon", aria_hidden="true")
         first = next(iter(pages))
         current = None if name != place else "page" if page == first else "true"

@@ -25,8 +25,9 @@ LOCALES = [tag.replace("-", "_") for tag in i18n.LANGUAGES if tag != "en"]
 SENTENCE = re.compile(r"[A-Za-z]{2,}[,;:]? [A-Za-z(“]{2,}|^[A-Z][a-z]{2,}")
 """What looks like a text: two words, or one that starts with a capital letter."""
 CODE = re.compile(r"^[<.#]|=>|</|[{}]|var\(|^[A-Z][A-Za-z]+[A-Z]|^[a-z-]+ [a-z-]+-[a-z-]+$|\bsp-|^--|^SELECT ")
-SCRIPT_TEXT = re.compile(r'(?<!\bt\()(?<!Error\()("(?:[^"\\]|\\.)*"|`(?:[^`\\]|\\.)*`)')
-"""A string of a script that is not the text of `t` or of an error."""
+STRING = r'"(?:[^"\\]|\\.)*"|`(?:[^`\\]|\\.)*`'
+SCRIPT_TEXT = re.compile(rf"\b(?:t|Error)\((?:{STRING})|({STRING})")
+"""A string of a script; the group is empty if it is the text of `t` or of an error."""
 NOT_SHOWN = {"elem_id", "elem_classes", "class_", "js", "href", "d", "style", "media_type", "variant", "kind", "fmt"}
 """Keyword arguments whose strings are not shown."""
 INTERNAL = re.compile(
@@ -114,7 +115,8 @@ def _is_internal(node: ast.AST) -> bool:
 def _of_script(source: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(source.splitlines(), 1):
         for match in SCRIPT_TEXT.finditer("" if line.lstrip().startswith("//") else line):
-            yield number, re.sub(r"\$\{[^}]*\}", "%", match[0][1:-1])
+            if match[1]:
+                yield number, re.sub(r"\$\{[^}]*\}", "%", match[1][1:-1])
 
 
 def main() -> None:
