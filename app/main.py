@@ -21,7 +21,7 @@ from fastapi.responses import RedirectResponse
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
-from app import auth, changes, chats, downloads, events, find, metrics
+from app import auth, changes, downloads, events, find, metrics
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
 from app.i18n import RequestLanguage, language, t
@@ -59,7 +59,7 @@ def make_app(settings: Settings) -> FastAPI:
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    routers = [part.routes(settings) for part in (events, chats, downloads, changes, find)]
+    routers = [part.routes(settings) for part in (events, downloads, changes, find)]
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(SpeculoosError, events.answer_error)

@@ -24,21 +24,15 @@ VARIABLES = {
     "bg": "body_background_fill",
     "ink": "body_text_color block_title_text_color button_secondary_text_color",
     "muted": "body_text_color_subdued block_label_text_color input_border_color_hover input_placeholder_color",
-    "surface": """
-        background_fill_primary block_background_fill block_label_background_fill table_even_background_fill
-        button_secondary_background_fill
-    """,
-    "sunken": """
-        background_fill_secondary table_odd_background_fill code_background_fill
-        button_secondary_background_fill_hover
-    """,
-    "line": "border_color_primary table_border_color",
+    "surface": "background_fill_primary block_background_fill button_secondary_background_fill",
+    "sunken": "background_fill_secondary button_secondary_background_fill_hover",
+    "line": "border_color_primary",
     "accent": """
         border_color_accent link_text_color link_text_color_visited input_border_color_focus slider_color
         checkbox_background_color_selected checkbox_border_color_selected button_primary_background_fill
-        button_primary_border_color loader_color
+        button_primary_border_color
     """,
-    "accent-soft": "color_accent_soft checkbox_label_background_fill_selected stat_background_fill",
+    "accent-soft": "color_accent_soft checkbox_label_background_fill_selected",
     "accent-strong": "link_text_color_hover link_text_color_active button_primary_background_fill_hover",
     "field": "input_background_fill input_background_fill_focus checkbox_background_color",
     "line-strong": "input_border_color checkbox_border_color button_secondary_border_color",
@@ -64,7 +58,6 @@ PLAIN = {
     "button_secondary_shadow": "none",
     "input_border_width": "1px",
     "input_shadow_focus": "0 0 0 3px var(--sp-ring)",
-    "form_gap_width": "1px",
     "layout_gap": "var(--sp-3)",
     "section_header_text_weight": "600",
 }

@@ -60,13 +60,8 @@ def build(settings: Settings) -> None:
     page_header(t("Compare"), t("Run one prompt on two to four targets, one after another, each alone on the device."))
     with gr.Row():
         chosen = dropdown([], multiselect=True, max_choices=MOST, label=t("Targets (two to four)"), elem_id="targets")
-    prompt = gr.Textbox(
-        label=t("Prompt"),
-        lines=2,
-        max_lines=8,
-        elem_id="compare-prompt",
-        placeholder=t("Enter a prompt…   Ctrl+Enter compares, Esc stops"),
-    )
+    hint = t("Enter a prompt…   Ctrl+Enter compares, Esc stops")
+    prompt = gr.Textbox(label=t("Prompt"), lines=2, max_lines=8, elem_id="compare-prompt", placeholder=hint)
     with gr.Row(elem_classes="sp-actions"):
         run = gr.Button(t("Compare"), variant="primary", elem_id="compare-run", scale=0, min_width=110, size="md")
         stop = stop_button("compare-stop")

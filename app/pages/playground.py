@@ -10,7 +10,7 @@ from app.drafting import Drafting
 from app.i18n import t
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, stop_button
-from app.widgets.fields import drafting_values, dropdown, sampling_values, settings_drawer, turn_options_of
+from app.widgets.fields import BARE, drafting_values, dropdown, sampling_values, settings_drawer, turn_options_of
 from app.widgets.text import tag
 from models.methods import trees
 from speculoos.errors import SpeculoosError
@@ -76,15 +76,7 @@ def build(settings: Settings) -> None:
     with gr.Column(elem_classes="sp-composer"):
         problem = block(elem_id="problem")
         block('<div data-sp="editing"></div>', elem_id="editing")
-        prompt = gr.Textbox(
-            show_label=False,
-            label=t("Prompt"),
-            placeholder=t("Enter a prompt…"),
-            lines=1,
-            max_lines=10,
-            elem_id="prompt",
-            container=False,
-        )
+        prompt = gr.Textbox(label=t("Prompt"), placeholder=t("Enter a prompt…"), max_lines=10, elem_id="prompt", **BARE)
         with gr.Row(elem_classes="sp-actions"):
             send = gr.Button(t("Send"), variant="primary", elem_id="send", size="md", scale=0, min_width=90)
             stop = stop_button("stop")

@@ -13,6 +13,7 @@ from app.widgets.elements import block, section
 from app.widgets.text import tag
 from speculoos.errors import BadInput
 
+BARE = {"container": False, "show_label": False}  # a field without a visible label
 MAX_TOKENS = 2048  # of a response
 SEED = re.compile(r"-?[0-9]{1,18}")
 

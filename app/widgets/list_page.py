@@ -19,7 +19,7 @@ from app import arrivals
 from app.paths import PAGES
 from app.widgets.bulk import Action, on_bulk
 from app.widgets.elements import QUIET, block, hidden, notice, on_change, on_load, on_typing
-from app.widgets.fields import dropdown, one_line
+from app.widgets.fields import BARE, dropdown, one_line
 from app.widgets.list_query import SORT_ORDERS, ListQuery, narrow_script
 from app.widgets.picker import on_pick, pick, picker
 from app.widgets.problems import show_errors
@@ -89,14 +89,12 @@ class Listing:
                 value="",
                 label="Show",
                 elem_id=f"{self.page}-filter",
-                container=False,
-                show_label=False,
                 visible=len(choices) > 1,
                 scale=3,
+                **BARE,
             )
-            bare = {"container": False, "show_label": False}
-            search = one_line("Search", f"{self.page}-find", placeholder="Search", scale=2, **bare)
-            sort = {"value": "", "label": "Sort", "elem_id": f"{self.page}-order", "min_width": 190, **bare}
+            search = one_line("Search", f"{self.page}-find", placeholder="Search", scale=2, **BARE)
+            sort = {"value": "", "label": "Sort", "elem_id": f"{self.page}-order", "min_width": 190, **BARE}
             return {"show": shown, "find": search, "order": dropdown([*SORT_ORDERS.items()], **sort)}
 
     def field_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:

@@ -7,7 +7,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app import chats as routes
 from app import events, rendered, turns
 from app.pages import playground
 from app.widgets import fields
@@ -27,7 +26,7 @@ def home(home: Settings) -> Settings:
 @pytest.fixture
 def client(home: Settings) -> TestClient:
     app = FastAPI()
-    app.include_router(routes.routes(home))
+    app.include_router(events.routes(home))
     app.add_exception_handler(SpeculoosError, events.answer_error)
     return TestClient(app)
 
@@ -57,7 +56,7 @@ def test_an_edited_question_forgets_what_followed_the_old_one_and_the_old_way_re
     assert contents(second) == ["one", "1", "two"] and contents(edited) == ["one", "1", "zwei"]
     assert contents(anew) == ["uno"]
     assert contents(asked(home, "three", chat, after=second.id)) == ["one", "1", "two", "2", "three"]
-    view = routes.chat_view(home, chat, edited.id)
+    view = events.chat_view(home, chat, edited.id)
     assert [turn["id"] for turn in view["turns"]] == [first.id, edited.id]
     assert view["turns"][1]["versions"] == [second.id, edited.id]
 

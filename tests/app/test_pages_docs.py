@@ -3,14 +3,14 @@
 import re
 from pathlib import Path
 
-from app import changes, chats, downloads, events
+from app import changes, downloads, events
 from speculoos.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pages.md"
 
 
 def test_every_route_is_in_the_docs_and_no_other(home: Settings) -> None:
-    rooms = (events, chats, downloads, changes)
+    rooms = (events, downloads, changes)
     made = {
         f"{method} {route.path}"
         for router in (room.routes(home) for room in rooms)
