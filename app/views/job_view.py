@@ -48,7 +48,7 @@ def counted(done: int, total: int | None, unit: str) -> str:
     """ "120 of 300 steps", or "1.2 MB of 8.0 MB"."""
     if unit == "bytes":
         return t("{done} of {total}", done=size(done), total=size(total)) if total else size(done)
-    words = f"{done:,}" if total is None else t("{done} of {total}", done=f"{done:,}", total=f"{total:,}")
+    words = f"{done:,}" if total is None else t("{done:,} of {total:,}", done=done, total=total)
     return f"{words} {t(unit)}".rstrip()
 
 

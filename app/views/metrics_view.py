@@ -54,7 +54,8 @@ def chart_of(name: str) -> tuple[str, str]:
     what, of, number = match["what"], match["of"], match["number"]
     words = SPLITS.get(split, split)
     if of:
-        return f"{what}, {words}" if words else what, t(f"{of} {{n}}", n=number)
+        series = f"{of} {{n}}"
+        return f"{what}, {words}" if words else what, t(series, n=number)
     return what, t(words) or title_of(what)
 
 

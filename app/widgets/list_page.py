@@ -181,10 +181,10 @@ class ListPage:
         try:
             with reading(self.settings) as session:
                 row = session.get(self.what.table, row_id) if row_id else None
-                missing = t(f"This {self.what.word} does not exist: it was deleted, or the URL is wrong.")
+                missing = f"This {self.what.word} does not exist: it was deleted, or the URL is wrong."
                 problem = ""
                 if row is None:
-                    problem = notice(missing, "warn") if row_id else self.what.hint(session, query)
+                    problem = notice(t(missing), "warn") if row_id else self.what.hint(session, query)
                 frame = self._frame(session, row, query, problem)
                 more = [*self.panel.view(session, row, query), *self.manage.view(row)]
                 return [*frame, *self._live(session, row), *more, *self.what.field_values(session, query)]
@@ -229,7 +229,8 @@ class ListPage:
         """Link back to the list with its query and start."""
         kept = urlencode({key: query[key] for key in self.what.keys if query.get(key)})
         href = PAGES[self.what.page] + (f"?{kept}" if kept else "")
-        return pick(self.what.page, "", safe(t(f"← All {self.what.word}s")), class_="sp-back", href=href)
+        back = f"← All {self.what.word}s"
+        return pick(self.what.page, "", safe(t(back)), class_="sp-back", href=href)
 
 
 def fields_of(query: str) -> dict[str, str]:

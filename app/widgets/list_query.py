@@ -74,9 +74,8 @@ def filtered_query(query: Select[Any], list_query: ListQuery) -> Select[Any]:
 
 def empty_list_html(query: ListQuery, word: str, *begin: str) -> str:
     """Text of an empty list; `word` is what the list contains, `begin` (text, link, link text) says how to add one."""
-    if query.is_filtered:
-        return empty_state(t("No matches"), t(f"No {word} matches the filter and the search."))
-    return empty_state(t(f"No {word} yet"), *begin)
+    none, empty = f"No {word} matches the filter and the search.", f"No {word} yet"
+    return empty_state(t("No matches"), t(none)) if query.is_filtered else empty_state(t(empty), *begin)
 
 
 def narrow_script(names: Iterable[str]) -> str:
