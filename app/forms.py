@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from app.i18n import N_
 from app.widgets.setting_fields import box_value, field_values
 from models.hub_data import Location
 from models.methods import SETTINGS, train_config, trees
@@ -19,7 +20,7 @@ from workers.jobs.evaluate import MAX_TEMPERATURE
 from workers.jobs.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Matrix, Train
 
 ENDPOINT = "endpoint:"
-SOURCES = {"Hub id": "hub", "Local folder": "folder", "GGUF file": "gguf", "Starter model": "starter"}
+SOURCES = {N_("Hub id"): "hub", N_("Local folder"): "folder", N_("GGUF file"): "gguf", N_("Starter model"): "starter"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 PRIVATE = ("secrets", "logs", "broker", "speculoos.db", "settings.toml")
 """Internal entries of the home folder, which pages neither read by path nor serve."""
@@ -28,7 +29,7 @@ ENDPOINT_FIELDS = ("endpoint_model", "api")
 """Fields of a generation that apply to endpoints only."""
 GENERATE_FIELDS = tuple(name for name in GenerateData.options() if name != "endpoint")
 """Fields with their own control in the generation form; the model and the endpoint share one control."""
-OWN_SETTINGS = "No recipe: default settings"
+OWN_SETTINGS = N_("No recipe: default settings")
 BUILT_IN = "built-in"
 """Value of the built-in questions: a multiselect dropdown does not accept an empty value."""
 PAIR = ":"

@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, plural, t
 from app.views import job_rows, job_view
 from app.views.checkpoint_rows import method_words
 from app.views.leaderboard import figure_cell
@@ -39,8 +40,8 @@ from tracking.paging import page
 from tracking.tables import Evaluation, Experiment, Job
 from tracking.trainings import KIND, MAX_TRAININGS, Training
 
-LEAD = "Groups of jobs, with their training runs, results and τ by tokens seen."
-COLUMNS = ["Experiment", "Jobs", "Training runs", "Created"]
+LEAD = N_("Groups of jobs, with their training runs, results and τ by tokens seen.")
+COLUMNS = [N_("Experiment"), N_("Jobs"), N_("Training runs"), N_("Created")]
 MOST_TRAININGS = 200
 """Maximum number of trainings shown of one experiment, the newest."""
 HEAD = (
@@ -52,7 +53,7 @@ MEASURED = (
     *("speedup", "speedup_low", "speedup_high", "tokens_per_second", "plain_tokens_per_second"),
 )
 SETTING = "setting."
-BULK = {"remove": ("Remove from the experiment", "Remove from the experiment? The jobs are not deleted.")}
+BULK = {"remove": (N_("Remove from the experiment"), N_("Remove from the experiment? The jobs are not deleted."))}
 
 
 def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset: str = "") -> str:
@@ -61,9 +62,9 @@ def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
         return empty_list_html(
             list_query,
             "experiment",
-            "An experiment groups jobs: select jobs on Jobs and add them, or name one when you train.",
+            t("An experiment groups jobs: select jobs on Jobs and add them, or name one when you train."),
             "/runs",
-            "Go to Jobs",
+            t("Go to Jobs"),
         )
     counted = experiments.counts(session, [row.id for row in shown.rows])
     rows = []
@@ -71,9 +72,11 @@ def experiments_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
         jobs, trained, going = counted.get(row.id, (0, 0, 0))
         name = pick("experiments", row.id, safe(row.name), class_="sp-row-name")
         name += row_note(row.note.splitlines()[0][:120]) if row.note else ""
-        busy = f" · {going} active" if going else ""
+        busy = t(" · {n} active", n=going) if going else ""
         rows.append([name, safe(f"{jobs}{busy}"), safe(trained), safe(ago(row.created_at))])
-    html = table(COLUMNS, rows, "Experiments", True, COLUMNS[1:], count=shown.words("experiment"))
+    columns = [t(column) for column in COLUMNS]
+    count = plural("{range} experiment", "{range} experiments", shown.total, range=shown.range)
+    html = table(columns, rows, t("Experiments"), True, columns[1:], count=count)
     return html + pager("experiments", shown, list_query)
 
 
@@ -88,16 +91,16 @@ class ExperimentPanel:
         self.settings = settings
         self.head = live("experiment-head")
         self.figures = live("experiment-figures")
-        section("τ by training tokens")
+        section(t("τ by training tokens"))
         self.curves = live("experiment-curves")
-        section("Jobs")
+        section(t("Jobs"))
         self.message = block(elem_id="experiment-bulk-said")
         self.jobs = picker("experiment-jobs", bulk=True)
         self.live = [self.head, self.figures, self.curves, self.jobs]
         self.outputs = [self.message]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        action = Action("Removed from the experiment", lambda job_id: remove(self.settings, job_id))
+        action = Action(t("Removed from the experiment"), lambda job_id: remove(self.settings, job_id))
         on_bulk(self.jobs, {"remove": action}, self.message).then(redraw, inputs, outputs, **QUIET)
 
     def live_view(self, session: Session, row: Experiment) -> list[Any]:
@@ -108,7 +111,7 @@ class ExperimentPanel:
 
 
 def build(settings: Settings) -> None:
-    page_header("Experiments", LEAD)
+    page_header(t("Experiments"), t(LEAD))
     listed = build_list(settings, EXPERIMENTS, ExperimentPanel)
     listed.panel.wire(*listed.again)
 
@@ -133,11 +136,11 @@ def parts(session: Session, row: Experiment) -> list[str]:
 
 def head(row: Experiment, jobs: Sequence[Job]) -> str:
     trained = [job.id for job in jobs if job.kind == KIND]
-    title = detail_head(row.name, row_note(f"created {ago(row.created_at)}"))
+    title = detail_head(row.name, row_note(t("created {ago}", ago=ago(row.created_at))))
     links = ""
     if len(trained) > 1:
-        links = link_button("Compare training runs", comparison_url(trained[-MAX_TRAININGS:]))
-    links += link_button("Train another draft", f"/runs/new?experiment={row.id}")
+        links = link_button(t("Compare training runs"), comparison_url(trained[-MAX_TRAININGS:]))
+    links += link_button(t("Train another draft"), f"/runs/new?experiment={row.id}")
     links += link_button("CSV", f"/api/experiments/{row.id}.csv", download=True)
     return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
 
@@ -152,7 +155,7 @@ def figures_table(
     """Its trainings, newest last, with data and results; `measured`: job id → evaluation with the settings `how`."""
     if not runs:
         return ""
-    columns = ["Draft", "Data", "Tokens seen", "Held-out τ, greedy chain", "Measured τ", "Speedup"]
+    columns = [t("Draft"), t("Data"), t("Tokens seen"), t("Held-out τ, greedy chain"), t("Measured τ"), t("Speedup")]
     rows = []
     for name, training in zip(labels(runs), runs, strict=True):
         row, seen = measured.get(training.job.id), tokens.get(training.job.id)
@@ -160,8 +163,18 @@ def figures_table(
         words = (training.data, f"{seen:,.0f}" if seen else "–", figure(held_out.get(training.job.id)))
         measures = [figure_cell(row, "tau", linked=True), figure_cell(row, "speedup", " ×", linked=True)]
         rows.append([tag("a", safe(name), href=to, class_="sp-row-name"), *map(safe, words), *measures])
-    note = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""
-    return table(columns, rows, "Training runs", True, columns[1:], count=f"{len(rows)} training runs") + note
+    note = tag("p", safe(t("Measured: {how}.", how=how)), class_="sp-hint sp-below") if how else ""
+    return (
+        table(
+            columns,
+            rows,
+            t("Training runs"),
+            True,
+            columns[1:],
+            count=plural("{n} training run", "{n} training runs", len(rows)),
+        )
+        + note
+    )
 
 
 def learning_curve(
@@ -173,25 +186,27 @@ def learning_curve(
     """Chart of τ over tokens seen, a line per method and base model: τ as measured or, with fewer than two
     measurements, as expected on held-out conversations."""
     taus = {job_id: row.tau for job_id, row in measured.items() if row.tau is not None}
-    name, known = ("measured", taus) if len(taus) > 1 else ("held out, greedy chain", held_out)
+    name, known = (t("measured"), taus) if len(taus) > 1 else (t("held out, greedy chain"), held_out)
     lines: dict[str, list[tuple[float, float]]] = {}
     for training in runs:
         seen, tau = tokens.get(training.job.id), known.get(training.job.id)
         if seen and tau is not None:
-            method = method_words(str((training.job.request or {}).get("method") or "")) or "Training runs"
-            line = f"{method} for {training.base.name}" if training.base else method
+            method = method_words(str((training.job.request or {}).get("method") or "")) or t("Training runs")
+            line = t("{method} for {base}", method=method, base=training.base.name) if training.base else method
             lines.setdefault(line, []).append((seen, tau))
     ordered = {line: sorted(points) for line, points in lines.items()}
     look = ChartStyle(near=True, up="τ", best="max", dots=True)
-    chart = line_chart(f"τ by training tokens, {name}", ordered, across="training tokens", look=look)
+    chart = line_chart(t("τ by training tokens, {name}", name=name), ordered, across=t("training tokens"), look=look)
     if not chart:
-        return tag("p", "This experiment has no training runs with results yet.", class_="sp-lead")
+        return tag("p", t("This experiment has no training runs with results yet."), class_="sp-lead")
     return tag("div", chart, class_="sp-charts")
 
 
 def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
     if not jobs:
-        return empty_state("No jobs yet", "Select jobs on Jobs and add them to this experiment.", "/runs", "Go to Jobs")
+        return empty_state(
+            t("No jobs yet"), t("Select jobs on Jobs and add them to this experiment."), "/runs", t("Go to Jobs")
+        )
     listed = job_rows.jobs_table(jobs[::-1], job_rows.waits_of(session, jobs), chosen=True, as_links=True)
     return bulk_bar(BULK, compare_button()) + listed
 

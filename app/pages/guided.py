@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.forms import import_request
+from app.i18n import N_, t
 from app.links import on_event_open
 from app.pages.home import now
 from app.paths import PAGES
@@ -34,13 +35,15 @@ from workers.jobs.guided import (
     submit_guided,
 )
 
-LEAD = "From your model, prompts and a time budget to a draft, measured and exported."
-STEPS = "Generates responses, trains an EAGLE-3 draft, evaluates it and exports it for vLLM. The run continues if this "
-STEPS += "page is closed."
+LEAD = N_("From your model, prompts and a time budget to a draft, measured and exported.")
+STEPS = N_(
+    "Generates responses, trains an EAGLE-3 draft, evaluates it and exports it for vLLM. "
+    "The run continues if this page is closed."
+)
 
 
 def build(settings: Settings) -> None:
-    page_header("Guided run", LEAD)
+    page_header(t("Guided run"), t(LEAD))
     GuidedPage(settings)
 
 
@@ -48,12 +51,12 @@ def draw(session: Session, experiment_id: str) -> list[Any]:
     """The run, or a link to the last one; whether the form is shown."""
     experiment = session.get(Experiment, experiment_id)
     if experiment:
-        again = tag("a", "← Another guided run", href=PAGES["guided"], class_="sp-back")
+        again = tag("a", t("← Another guided run"), href=PAGES["guided"], class_="sp-back")
         html = again + guided_view.run_view(session, experiment)
     else:
         last = guided_view.latest(session)
         link = f"{PAGES['guided']}?experiment={last.id}" if last else ""
-        html = notice(f"Last run: {last.name}.", "info", link, "Open") if last else ""
+        html = notice(t("Last run: {name}.", name=last.name), "info", link, t("Open")) if last else ""
     return [html, gr.Column(visible=experiment is None)]
 
 
@@ -62,16 +65,23 @@ class GuidedPage:
         self.settings = settings
         with gr.Column(elem_id="guided-form") as self.form:
             with gr.Row(equal_height=True):
-                self.base = dropdown([], label="Base model", elem_id="guided-base")
-                self.prompts = dropdown([], label="Prompts", elem_id="guided-prompts")
-            block(tag("a", "Add a model", href=PAGES["models"], class_="sp-back"))
-            label = 'Or your own file, used instead: JSONL with one {"prompt": "…"} per line, CSV or parquet'
+                self.base = dropdown([], label=t("Base model"), elem_id="guided-base")
+                self.prompts = dropdown([], label=t("Prompts"), elem_id="guided-prompts")
+            block(tag("a", t("Add a model"), href=PAGES["models"], class_="sp-back"))
+            label = t(
+                "Or your own file, used instead: JSONL with one {row} per line, CSV or parquet", row='{"prompt": "…"}'
+            )
             self.upload = upload_box(label=label, file_types=TYPES, elem_id="guided-upload", height=140)
-            self.budget = gr.Radio([*BUDGETS], value=[*BUDGETS][0], label="Time budget", elem_id="guided-budget")
-            block(tag("p", safe(STEPS), class_="sp-lead"))
+            self.budget = gr.Radio(
+                [(t(name), name) for name in BUDGETS],
+                value=[*BUDGETS][0],
+                label=t("Time budget"),
+                elem_id="guided-budget",
+            )
+            block(tag("p", safe(t(STEPS)), class_="sp-lead"))
             self.note = block(elem_id="guided-note")
             message = block(elem_id="guided-said")
-            start = gr.Button("Start", variant="primary", elem_id="guided-start", **SMALL)
+            start = gr.Button(t("Start"), variant="primary", elem_id="guided-start", **SMALL)
         run = [live("guided-run"), self.form]
         live_page(settings, "guided", now, draw, run, lambda query: (query.get("experiment") or "")[:64])
         on_load(self.open_address, [message, self.base, self.prompts, self.budget, self.note])
@@ -85,7 +95,7 @@ class GuidedPage:
         query = request.query_params
         with reading(self.settings) as session:
             bases, sets = choices.bases(session), choices.datasets(session, "prompts")
-        sets = [(f"Built-in prompts · {BUILT_IN[PROMPTS].rows:,} rows", PROMPTS), *sets]
+        sets = [(t("Built-in prompts · {rows:,} rows", rows=BUILT_IN[PROMPTS].rows), PROMPTS), *sets]
         base = choices.valid_choice(bases, query.get("base"))
         budget = query.get("budget") if query.get("budget") in BUDGETS else next(iter(BUDGETS))
         prompts = gr.Dropdown(sets, value=choices.valid_choice(sets, query.get("prompts")))
@@ -98,11 +108,13 @@ class GuidedPage:
             base = session.get(Base, base_id or "")
         words = ""
         if BUDGETS.get(budget, 0) <= SHORT:
-            words = "Short responses of up to {max_tokens} tokens. ".format(**SHORT_ANSWERS)
-            words += "Evaluation: {limit} questions of up to {max_tokens} tokens.".format(**SHORT_QUESTIONS)
+            words = t("Short responses of up to {max_tokens} tokens.", max_tokens=SHORT_ANSWERS["max_tokens"]) + " "
+            words += t("Evaluation: {limit} questions of up to {max_tokens} tokens.", **SHORT_QUESTIONS)
         html = tag("p", safe(words), class_="sp-hint")
         if base and not can_export(base):
-            text = f"No export: servers load EAGLE-3 drafts of base models with {EXPORTED_LAYERS} or more layers."
+            text = t(
+                "No export: servers load EAGLE-3 drafts of base models with {n} or more layers.", n=EXPORTED_LAYERS
+            )
             html += notice(text, "warn")
         return tag("div", html, class_="sp-stack")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, t
 from app.links import model_link
 from app.paths import PAGES
 from app.theme import asset
@@ -22,11 +23,11 @@ from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Experiment, Job
 from workers.jobs.guided import EXPERIMENT
 
-LEAD = "A small draft proposes tokens, the base model verifies them in one pass: same output, faster."
+LEAD = N_("A small draft proposes tokens, the base model verifies them in one pass: same output, faster.")
 
 
 def build(settings: Settings) -> None:
-    page_header("Speculative decoding, end to end", LEAD)
+    page_header(t("Speculative decoding, end to end"), t(LEAD))
     live_page(settings, "home", now, lambda session, _: [view(session)], [live("home-work")])
 
 
@@ -46,8 +47,8 @@ def buttons(session: Session, main: bool) -> str:
     for checkpoint in queries.checkpoints(session, ready_only=True):
         if Path(checkpoint.path).name == STARTER_HEAD.name:
             chat = model_link("playground", session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
-    links = link_button("Chat with the starter model", chat, main=main, id="home-chat")
-    links += link_button("Make my model faster", PAGES["guided"], id="home-guided")
+    links = link_button(t("Chat with the starter model"), chat, main=main, id="home-chat")
+    links += link_button(t("Make my model faster"), PAGES["guided"], id="home-guided")
     return tag("div", links, class_="sp-link-row")
 
 
@@ -83,7 +84,7 @@ def result(session: Session) -> str:
     checkpoint, job = found
     jobs = jobs_of(session, job.experiment_id) if job.experiment_id else [job]
     own = [each for each in jobs if each.id == job.id or each.request.get("checkpoint_id") == checkpoint.id]
-    name = tag("h2", "Latest draft", class_="sp-section") + row_note(checkpoint.name)
+    name = tag("h2", t("Latest draft"), class_="sp-section") + row_note(checkpoint.name)
     html = tag("div", name, class_="sp-detail-head")
     html += guided_view.draft_result(session, job, checkpoint, own)
-    return tag("section", html, class_="sp-stack", aria_label="Latest draft")
+    return tag("section", html, class_="sp-stack", aria_label=t("Latest draft"))

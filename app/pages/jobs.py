@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import visitor
+from app.i18n import N_, plural, t
 from app.links import clone_form, model_link, on_event_open
 from app.paths import PAGES
 from app.views import (
@@ -45,23 +46,29 @@ from workers.jobs import submit
 from workers.jobs.requests import custom_kinds
 
 SHOWN = {
-    "All": (),
-    "Active": tuple(s for s in JobState if s not in FINISHED),
-    "Done": (JobState.SUCCEEDED,),
-    "Failed or cancelled": (JobState.FAILED, JobState.CANCELLED),
+    N_("All"): (),
+    N_("Active"): tuple(s for s in JobState if s not in FINISHED),
+    N_("Done"): (JobState.SUCCEEDED,),
+    N_("Failed or cancelled"): (JobState.FAILED, JobState.CANCELLED),
 }
 
 
-BULK = {"cancel": ("Cancel", ""), "delete": ("Delete", "Delete permanently?")}
-ADD = ("add", "Add to experiment", "Experiment (existing or new)")
+BULK = {"cancel": (N_("Cancel"), ""), "delete": (N_("Delete"), N_("Delete permanently?"))}
 
 
 def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     query = filtered_query(listing.newest(SHOWN.get(list_query.filter, ())), list_query)
     shown = page(session, query, offset)
     waits = job_rows.waits_of(session, shown.rows)
-    listed = job_rows.jobs_table(shown.rows, waits, list_query.is_filtered, chosen=True, count=shown.words("job"))
-    bar = bulk_bar(BULK, compare_button() + name_field(*ADD, experiments.names(session))) if shown.rows else ""
+    listed = job_rows.jobs_table(
+        shown.rows,
+        waits,
+        list_query.is_filtered,
+        chosen=True,
+        count=plural("{range} job", "{range} jobs", shown.total, range=shown.range),
+    )
+    add_to = name_field("add", t("Add to experiment"), t("Experiment (existing or new)"), experiments.names(session))
+    bar = bulk_bar(BULK, compare_button() + add_to) if shown.rows else ""
     return bar + listed + pager("jobs", shown, list_query)
 
 
@@ -78,7 +85,7 @@ JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_s
 
 
 def build(settings: Settings) -> None:
-    page_header("Jobs", "Work on the server, newest first. Jobs continue when you close this page.")
+    page_header(t("Jobs"), t("Work on the server, newest first. Jobs continue when you close this page."))
     forms = partial(map, partial(own_kind_form, settings), custom_kinds())
     listed = manage.build_list(settings, JOBS, JobPanel, lambda settings: [*forms()])
     listed.panel.wire(*listed.again)
@@ -87,9 +94,9 @@ def build(settings: Settings) -> None:
 
 def actions(settings: Settings) -> dict[str, Action]:
     return {
-        "cancel": Action("Stop requested", lambda job_id: submit.request_cancel(job_id, settings)),
-        "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
-        "add": Action("Added to the experiment", lambda job_id, name: add(settings, job_id, name), named=True),
+        "cancel": Action(t("Stop requested"), lambda job_id: submit.request_cancel(job_id, settings)),
+        "delete": Action(t("Deleted"), lambda job_id: manage.delete(settings, Job, "job", job_id)),
+        "add": Action(t("Added to the experiment"), lambda job_id, name: add(settings, job_id, name), named=True),
     }
 
 
@@ -99,9 +106,9 @@ def add(settings: Settings, job_id: str, name: str) -> None:
 
 
 OUTPUTS: tuple[tuple[type, str, str], ...] = (
-    (Dataset, "dataset", "data"),
-    (Base, "model", "models"),
-    (Checkpoint, "draft", "checkpoints"),
+    (Dataset, N_("Created the dataset “{name}”."), "data"),
+    (Base, N_("Created the model “{name}”."), "models"),
+    (Checkpoint, N_("Created the draft “{name}”."), "checkpoints"),
 )
 
 
@@ -112,18 +119,18 @@ class JobPanel:
         self.settings, self.chosen = settings, chosen
         self.head = live("job-head")
         with gr.Row(elem_classes="sp-buttons"):
-            self.cancel = gr.Button("Cancel", elem_id="job-cancel", variant="stop", visible=False, **SMALL)
-            self.retry = gr.Button("Retry", elem_id="job-retry", variant="primary", visible=False, **SMALL)
-            self.clone = gr.Button("Clone", elem_id="job-clone", **SMALL)
+            self.cancel = gr.Button(t("Cancel"), elem_id="job-cancel", variant="stop", visible=False, **SMALL)
+            self.retry = gr.Button(t("Retry"), elem_id="job-retry", variant="primary", visible=False, **SMALL)
+            self.clone = gr.Button(t("Clone"), elem_id="job-clone", **SMALL)
         self.message = block(elem_id="job-action-said")
         with gr.Tabs(elem_id="job-tabs") as self.tabs:
-            with gr.Tab("Charts", id="charts", elem_id="job-tab-charts"):
+            with gr.Tab(t("Charts"), id="charts", elem_id="job-tab-charts"):
                 charts = block(elem_id="job-charts")
-            with gr.Tab("Log", id="log", elem_id="job-tab-log"):
+            with gr.Tab(t("Log"), id="log", elem_id="job-tab-log"):
                 log = block(elem_id="job-log", max_height=440)
-            with gr.Tab("Samples", elem_id="job-tab-samples"):
+            with gr.Tab(t("Samples"), elem_id="job-tab-samples"):
                 samples = block(elem_id="job-samples")
-            with gr.Tab("Settings", elem_id="job-tab-config"):
+            with gr.Tab(t("Settings"), elem_id="job-tab-config"):
                 config = block(elem_id="job-config")
         self.live = [self.head, self.cancel, self.retry, charts, samples, log, config]
         self.outputs = [self.message, self.tabs]
@@ -142,7 +149,7 @@ class JobPanel:
 
     def live_view(self, session: Session, job: Job) -> list[Any]:
         state = JobState(job.state)
-        word, is_part = "Retry" if state == JobState.FAILED else "Resume", bool(job.parent_id)
+        word, is_part = t("Retry") if state == JobState.FAILED else t("Resume"), bool(job.parent_id)
         charts = metrics_view.charts(reports.sampled_metrics(session, job.id, but=reports.COUNTER_PREFIX))
         return [
             head(session, job),
@@ -191,10 +198,10 @@ def has_charts(kind: str) -> bool:
 
 def no_charts(job: Job) -> str:
     if job.kind in ("train", *generation_view.KINDS) and job.state in job_view.ACTIVE and not job.shards:
-        return "The first figures appear shortly after the job starts."
+        return t("The first figures appear shortly after the job starts.")
     if job.kind == "evaluate" and job.state in job_view.ACTIVE:
-        return "The report follows when all questions are measured."
-    return "This job has no charts."
+        return t("The report follows when all questions are measured.")
+    return t("This job has no charts.")
 
 
 def status_line(session: Session, job: Job) -> str:
@@ -207,25 +214,27 @@ def status_line(session: Session, job: Job) -> str:
 def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
     """(sentence, URL, words of the link) of everything that the job made."""
     found = []
-    for kind, word, page_name in OUTPUTS:
+    for kind, sentence, page_name in OUTPUTS:
         for row in session.scalars(select(kind).where(kind.job_id == job.id, kind.state == "ready")):
-            link, words = f"{PAGES[page_name]}?id={row.id}", "Open"
+            link, words = f"{PAGES[page_name]}?id={row.id}", t("Open")
             if kind is Checkpoint:
                 base = session.get_one(Base, row.base_id)
-                link, words = model_link("playground", base.name, row.name), "Open in Playground"
-            found.append((f"Created the {word} “{row.name}”.", link, words))
+                link, words = model_link("playground", base.name, row.name), t("Open in Playground")
+            found.append((t(sentence, name=row.name), link, words))
     if job.kind == "train" and not found:
-        found.append(("Its draft was deleted.", "", ""))
+        found.append((t("Its draft was deleted."), "", ""))
     if job.kind == "replay":
         for number, chat in enumerate(job.result.get("chats") or (), 1):
-            found.append((f"Response {number}, replayed.", f"/playground?chat={chat}", "Open in Playground"))
+            found.append(
+                (t("Response {number}, replayed.", number=number), f"/playground?chat={chat}", t("Open in Playground"))
+            )
     if job.kind in ("evaluate", "replay"):
         to = f"/results?id={job.request.get('evaluation_id', '')}"
-        found.append(("The evaluation is stored.", to, "Open the evaluation"))
+        found.append((t("The evaluation is stored."), to, t("Open the evaluation")))
     if job.kind == "tune":
         words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
         to = f"/models/drafts?id={job.request.get('checkpoint_id', '')}"
-        found.append((" ".join(str(each) for each in words if each), to, "Open the draft"))
+        found.append((" ".join(str(each) for each in words if each), to, t("Open the draft")))
     return found
 
 
@@ -235,8 +244,8 @@ def download_link(session: Session, job: Job) -> str:
     checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
     if job.state != JobState.SUCCEEDED or not checkpoint_id:
         return ""
-    links = link_button("Open the draft", f"/models/drafts?id={checkpoint_id}")
-    links += link_button("Export for a server", f"/models/drafts?id={checkpoint_id}#checkpoint-tabs")
+    links = link_button(t("Open the draft"), f"/models/drafts?id={checkpoint_id}")
+    links += link_button(t("Export for a server"), f"/models/drafts?id={checkpoint_id}#checkpoint-tabs")
     return tag("div", links, class_="sp-link-row")
 
 

@@ -7,6 +7,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import forms, visitor
+from app.i18n import t
 from app.links import GO
 from app.views import choices
 from app.views.train_settings import SettingControls
@@ -54,7 +55,7 @@ LIMITS = ("epochs", "max_steps", "max_minutes")
 
 
 def build(settings: Settings) -> None:
-    page_header("Train", "Train a draft to predict the base model's next tokens. The base model stays frozen.")
+    page_header(t("Train"), t("Train a draft to predict the base model's next tokens. The base model stays frozen."))
     TrainPage(settings).wire()
 
 
@@ -66,50 +67,54 @@ class TrainPage:
         with gr.Row(elem_classes="sp-train"):
             with gr.Column(scale=3, min_width=320):
                 self._build_choices()
-                with closed_accordion("Advanced settings", elem_id="train-advanced"):
+                with closed_accordion(t("Advanced settings"), elem_id="train-advanced"):
                     self.advanced = SettingControls()
-                    with closed_accordion("Distributed training", elem_classes="sp-settings"):
+                    with closed_accordion(t("Distributed training"), elem_classes="sp-settings"):
                         options = [Train.options()[name] for name in PROCESSES]
                         self.processes = setting_rows(options, "train-{}".format)
             with gr.Column(scale=2, min_width=300, elem_classes="sp-review"):
                 self._build_review()
         with gr.Row(elem_classes="sp-review-bar"):
             self.line = block(elem_id="train-line")
-            self.start_here = gr.Button("Start training", variant="primary", elem_id="train-start-here", scale=0)
+            self.start_here = gr.Button(t("Start training"), variant="primary", elem_id="train-start-here", scale=0)
         self.fields = {name: getattr(self, name) for name in MAIN} | self.processes | self.advanced.controls
         self.values = list(self.fields.values())
         self.reviewed = [self.review, self.line]
 
     def _build_choices(self) -> None:
-        step(1, "Base model", "The model to speed up.")
-        self.base = dropdown([], label="Base model", show_label=False, elem_id="train-base")
-        step(2, "Data", "Datasets of conversations with responses of this base model.")
-        self.data = dropdown([], label="Data", show_label=False, elem_id="train-data", multiselect=True, value=[])
-        step(3, "Method and recipe", "The kind of draft, and its training settings.")
-        methods = [(record.title, name) for name, record in METHODS.items()]
-        methods = [(f"{title} (recommended)" if name == BEST_METHOD else title, name) for title, name in methods]
-        self.method = gr.Radio(methods, value=BEST_METHOD, label="Method", show_label=False, elem_id="train-method")
+        step(1, t("Base model"), t("The model to speed up."))
+        self.base = dropdown([], label=t("Base model"), show_label=False, elem_id="train-base")
+        step(2, t("Data"), t("Datasets of conversations with responses of this base model."))
+        self.data = dropdown([], label=t("Data"), show_label=False, elem_id="train-data", multiselect=True, value=[])
+        step(3, t("Method and recipe"), t("The kind of draft, and its training settings."))
+        methods = [(t(record.title), name) for name, record in METHODS.items()]
+        methods = [
+            (t("{title} (recommended)", title=title) if name == BEST_METHOD else title, name) for title, name in methods
+        ]
+        self.method = gr.Radio(methods, value=BEST_METHOD, label=t("Method"), show_label=False, elem_id="train-method")
         self.method_note = block(method_note(BEST_METHOD), elem_id="train-method-note")
         recipes = recipe_choices(BEST_METHOD)
         # of another method until the page's first values are set, when the data's change is already reviewed
         custom = {"allow_custom_value": True, "elem_id": "train-recipe"}
-        self.recipe = dropdown(recipes, value=usual(BEST_METHOD), label="Recipe", **custom)
+        self.recipe = dropdown(recipes, value=usual(BEST_METHOD), label=t("Recipe"), **custom)
 
     def _build_review(self) -> None:
-        step(4, "Review and start", "Estimated for this machine.")
+        step(4, t("Review and start"), t("Estimated for this machine."))
         self.review = block(elem_id="train-review")
-        self.name = one_line("Name of the draft (optional)", "train-name", max_length=200)
+        self.name = one_line(t("Name of the draft (optional)"), "train-name", max_length=200)
         self.experiment = dropdown(
             [],
             value="",
-            label="Experiment (optional)",
-            info="Name of an existing or a new group of jobs.",
+            label=t("Experiment (optional)"),
+            info=t("Name of an existing or a new group of jobs."),
             elem_id="train-experiment",
             allow_custom_value=True,
         )
-        self.measure = gr.Checkbox(True, label="Evaluate on 20 built-in questions afterwards", elem_id="train-measure")
+        self.measure = gr.Checkbox(
+            True, label=t("Evaluate on 20 built-in questions afterwards"), elem_id="train-measure"
+        )
         self.message = block(elem_id="train-said")
-        self.start = gr.Button("Start training", variant="primary", elem_id="train-start")
+        self.start = gr.Button(t("Start training"), variant="primary", elem_id="train-start")
 
     def wire(self) -> None:
         keep_in_address(self.fields, resets=("method", "recipe"), kept=MAIN)
@@ -219,13 +224,13 @@ def method_note(method: str) -> str:
     """Trade-offs of the method, and the servers that support its drafts."""
     formats = [record for record in FORMATS.values() if record.name != OWN and not record.scheme]
     servers = [record.servers(method) for record in formats if record.layout(method)]
-    served = fold("Servers", tag("p", safe("; ".join(servers)), class_="sp-lead"))
-    return tag("p", safe(METHODS[method].about), class_="sp-lead") + (served if servers else "")
+    served = fold(t("Servers"), tag("p", safe("; ".join(servers)), class_="sp-lead"))
+    return tag("p", safe(t(METHODS[method].about)), class_="sp-lead") + (served if servers else "")
 
 
 def recipe_choices(method: str) -> list[tuple[str, str]]:
-    choices = [(f"{r.name}: {r.about}", r.name) for r in list_recipes(method)]
-    return [*choices, (forms.OWN_SETTINGS, forms.OWN_SETTINGS)]
+    choices = [(f"{r.name}: {t(r.about)}", r.name) for r in list_recipes(method)]
+    return [*choices, (t(forms.OWN_SETTINGS), forms.OWN_SETTINGS)]
 
 
 def usual(method: str) -> str:
@@ -266,9 +271,9 @@ def experiment_of(session: Session, query: Mapping[str, str]) -> str:
 
 def missing(bases: list[Any], sets: list[Any]) -> str:
     if not bases:
-        return notice("There is no base model yet.", "warn", "/models", "Add one")
+        return notice(t("There is no base model yet."), "warn", "/models", t("Add one"))
     if not sets:
-        return notice("There are no conversations to train on yet.", "warn", "/data", "Generate some")
+        return notice(t("There are no conversations to train on yet."), "warn", "/data", t("Generate some"))
     return ""
 
 
@@ -279,13 +284,17 @@ def warnings(session: Session, request: Train) -> list[str]:
     sentences = []
     for base_id in sorted({data.base_id for data in sets if data.base_id and data.base_id != base.id}):
         writer = session.get(Base, base_id)
-        by = f"“{writer.name}”" if writer else "another model"
+        by = f"“{writer.name}”" if writer else t("another model")
         sentences.append(
-            f"These responses were generated by {by}, not by “{base.name}”; this lowers the acceptance rate."
+            t(
+                "These responses were generated by {by}, not by “{name}”; this lowers the acceptance rate.",
+                by=by,
+                name=base.name,
+            )
         )
     rows = sum(data.rows for data in sets)
     if rows < FEW_ROWS and all(data.state == "ready" for data in sets):
-        sentences.append(f"Only {rows} conversations: enough for a test, too few for a good draft.")
+        sentences.append(t("Only {rows} conversations: enough for a test, too few for a good draft.", rows=rows))
     if unserved := no_server_reason(request.method, base.path):
         sentences.append(unserved)
     return sentences
@@ -302,6 +311,8 @@ def review_box(settings: Settings, request: Train, name: str, experiment: str, m
     settings_of, chosen = request.config.to_json(), []
     for setting in (SETTINGS[name] for name in REVIEWED):
         if (value := settings_of.get(setting.name)) not in (None, "", 0):
-            chosen.append(f"{setting.label} {value:g}" if isinstance(value, float) else f"{setting.label} {value}")
+            chosen.append(
+                f"{t(setting.label)} {value:g}" if isinstance(value, float) else f"{t(setting.label)} {value}"
+            )
     notes += tag("p", safe(" · ".join(chosen)), class_="sp-hint")
     return tag("div", notes + review(estimate, command), class_="sp-stack"), line(estimate)

@@ -1,8 +1,8 @@
 // Home's race: recorded tokens of the starter with and without its draft (benchmarks/record_race.py), replayed in time.
-import { button, el } from "./dom.js";
+import { button, el, t } from "./dom.js";
 import { onElement } from "./shell.js";
 
-const LANES = { plain: "Without a draft", draft: "With its draft" };
+const LANES = { plain: t("Without a draft"), draft: t("With its draft") };
 const words = (step) => step.slice(1).map(([text, depth]) => el("span", depth ? { class: "tr-token sp-draft", "data-depth": Math.min(depth, 5) } : {}, text));
 const seconds = (ms) => `${(ms / 1000).toFixed(1)} s`;
 
@@ -43,13 +43,13 @@ async function start(root) {
       const ms = still ? last : performance.now() - began;
       lanes.forEach((lane) => lane.show(ms));
       if (ms < last) return requestAnimationFrame(draw);
-      result.textContent = `Same text, ${(lanes[0].end / lanes[1].end).toFixed(1)} × as fast. Colored tokens were drafted and accepted.`;
+      result.textContent = t("Same text, {n} × as fast. Colored tokens were drafted and accepted.", { n: (lanes[0].end / lanes[1].end).toFixed(1) });
     };
     draw();
   };
-  const source = `A recording on ${race.machine}, ${race.date}: “${race.prompt}”`;
+  const source = t("A recording on {machine}, {date}: “{prompt}”", race);
   root.replaceChildren(el("div", { class: "sp-columns" }, ...lanes.map((lane) => lane.node)),
-    el("div", { class: "sp-race-foot" }, result, el("span", { class: "sp-hint" }, source), button("small", "Replay", play)));
+    el("div", { class: "sp-race-foot" }, result, el("span", { class: "sp-hint" }, source), button("small", t("Replay"), play)));
   play();
 }
 

@@ -1,5 +1,5 @@
 // Tables (app/widgets/picker.py): the head stays in view where the whole table fits, and columns can be hidden.
-import { el } from "./dom.js";
+import { el, t } from "./dom.js";
 import { onMatch } from "./shell.js";
 
 // A box that scrolls sideways would hold the head, so one that fits is no scroll container. Gradio resets its class.
@@ -20,7 +20,7 @@ const hide = () => sheet.replaceSync(Object.entries(hidden).flatMap(([table, col
   columns.map((n) => `[data-columns=${JSON.stringify(table)}] tr > :nth-child(${n}) { display: none !important; }`)).join("\n"));
 hide();
 
-const menu = el("div", { id: "sp-columns", class: "sp-popover", popover: "auto", role: "group", "aria-label": "Columns" });
+const menu = el("div", { id: "sp-columns", class: "sp-popover", popover: "auto", role: "group", "aria-label": t("Columns") });
 document.addEventListener("click", ({ target }) => {
   const opener = target.closest?.('[popovertarget="sp-columns"]');
   if (!opener || menu.matches(":popover-open")) return;

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, t
 from app.views.job_rows import sample_card
 from app.views.job_view import shown_done
 from app.widgets.elements import row_note, tiles
@@ -20,10 +21,10 @@ from tracking.tables import Job
 
 KINDS = ("generate_data", "generate_shard")
 SKIP_REASONS = {
-    "failed": "The model or its server returned an error",
-    "empty": "The response is empty",
-    "cut": "The response was truncated",
-    "duplicate": "Duplicate",
+    "failed": N_("The model or its server returned an error"),
+    "empty": N_("The response is empty"),
+    "cut": N_("The response was truncated"),
+    "duplicate": N_("Duplicate"),
 }
 FIRST = 6
 """Number of responses and of skipped rows that are shown."""
@@ -39,40 +40,40 @@ def part(session: Session, job: Job) -> str:
     shown = tiles(figures(job, now)) + speeds(now)
     if now.left_out:
         shown += skipped_rows_table(now.left_out, reports.generation_samples(session, job.id, REJECTED_ROWS, 4 * FIRST))
-    return tag("section", shown, class_="sp-stack", aria_label="This generation")
+    return tag("section", shown, class_="sp-stack", aria_label=t("This generation"))
 
 
 def figures(job: Job, now: GenerationProgress) -> list[tuple[str, object, str]]:
     """(name, value, note) of rows and tokens; while it runs also of speed and time left."""
-    of = f"of {job.total:,}" if job.total else ""
-    counted = [("Rows", f"{max(shown_done(job), now.rows):,}", of), ("Tokens", f"{now.tokens:,}", "generated")]
+    of = t("of {n:,}", n=job.total) if job.total else ""
+    counted = [(t("Rows"), f"{max(shown_done(job), now.rows):,}", of), (t("Tokens"), f"{now.tokens:,}", t("generated"))]
     if job.state != JobState.RUNNING:
         return counted
     eta = duration(job.eta_seconds) if job.eta_seconds is not None else "–"
-    return [*counted, ("Speed", f"{now.speed:,.0f}", "tokens per second"), ("Time left", eta, "")]
+    return [*counted, (t("Speed"), f"{now.speed:,.0f}", t("tokens per second")), (t("Time left"), eta, "")]
 
 
 def speeds(now: GenerationProgress) -> str:
     """Table of tokens per second of each worker and server; "" with fewer than two."""
-    kinds = {"worker": now.workers, "server": now.servers}
+    kinds = {t("worker"): now.workers, t("server"): now.servers}
     rows = [[safe(n), kind, f"{speed:,.0f}"] for kind, by_name in kinds.items() for n, speed in sorted(by_name.items())]
-    columns = ["Name", "Kind", "Tokens per second"]
-    return table(columns, rows, "Speeds", wide_first=True, named=columns[2:]) if len(rows) > 1 else ""
+    columns = [t("Name"), t("Kind"), t("Tokens per second")]
+    return table(columns, rows, t("Speeds"), wide_first=True, named=columns[2:]) if len(rows) > 1 else ""
 
 
 def skipped_rows_table(counts: Mapping[str, int], examples: Sequence[Mapping[str, Any]]) -> str:
     by_kind = {str(each.get("kind")): each for each in reversed(examples)}
     rows = [
-        [safe(SKIP_REASONS.get(kind, kind)), f"{counts[kind]:,}", _example(by_kind.get(kind))]
+        [safe(t(SKIP_REASONS.get(kind, kind))), f"{counts[kind]:,}", _example(by_kind.get(kind))]
         for kind in sorted(counts)
     ]
-    return table(["Reason", "Rows", "Example"], rows, "Skipped rows", wide_first=True, named=("Rows",))
+    return table([t("Reason"), t("Rows"), t("Example")], rows, t("Skipped rows"), wide_first=True, named=(t("Rows"),))
 
 
 def first_answers(session: Session, job: Job) -> str:
     html = ""
     for record in reports.generation_samples(session, job.id, ANSWERS, FIRST) if job.kind in KINDS else ():
-        ended = "truncated at the limit" if record.get("finish") == "length" else "complete"
+        ended = t("truncated at the limit") if record.get("finish") == "length" else t("complete")
         html += sample_card(f"{record.get('id', '')} · {ended}", record, safe(record.get("text", "")))
     return html
 

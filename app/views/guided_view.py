@@ -3,6 +3,7 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.i18n import t
 from app.links import model_link
 from app.paths import PAGES
 from app.views import evaluation_view, generation_view, metrics_view, verdict
@@ -37,17 +38,19 @@ def is_active(jobs: list[Job]) -> bool:
 def run_view(session: Session, experiment: Experiment) -> str:
     """The whole run: result or state, then its jobs as steps."""
     jobs, queues = jobs_of(session, experiment.id), listing.Queues(session)
-    title = detail_head(experiment.name.removeprefix(EXPERIMENT), row_note(f"started {ago(experiment.created_at)}"))
+    title = detail_head(
+        experiment.name.removeprefix(EXPERIMENT), row_note(t("started {ago}", ago=ago(experiment.created_at)))
+    )
     steps = "".join(_step(session, queues, number, job) for number, job in enumerate(jobs, 1))
     parts = title + _result(session, jobs) + tag("div", steps, class_="sp-steps")
     state = "active" if is_active(jobs) else "ended"
-    return tag("section", parts, class_="sp-stack", data_state=state, aria_label="Guided run")
+    return tag("section", parts, class_="sp-stack", data_state=state, aria_label=t("Guided run"))
 
 
 def _step(session: Session, queues: listing.Queues, number: int, job: Job) -> str:
     mark = "✓" if job.state == "SUCCEEDED" else "×" if job.state == "FAILED" else str(number)
     name = tag("a", safe(job.name), href=f"{PAGES['jobs']}?id={job.id}", class_="sp-row-name")
-    note = row_note(queues.waits_for(job) if job.state == "QUEUED" else kind_title(job.kind))
+    note = row_note(queues.waits_for(job) if job.state == "QUEUED" else t(kind_title(job.kind)))
     how = progress(job) if job.state in ("RUNNING", "INTERRUPTED") else ""
     how += banner(job) if job.state in ("FAILED", "CANCELLED", "INTERRUPTED") else ""
     how += _live(session, job)
@@ -77,10 +80,10 @@ def _result(session: Session, jobs: list[Job]) -> str:
     broken = next((job for job in jobs if job.state in ("FAILED", "CANCELLED")), None)
     html = ""
     if is_active(jobs):
-        html = notice("Running on the server. You can close this page and come back later.", "info")
+        html = notice(t("Running on the server. You can close this page and come back later."), "info")
     elif broken:
         link = f"{PAGES['jobs']}?id={broken.id}"
-        html = notice("A step did not finish.", "warn", link, "Open the job")
+        html = notice(t("A step did not finish."), "warn", link, t("Open the job"))
     return html + (draft_result(session, trainings[checkpoint.job_id], checkpoint, jobs) if checkpoint else "")
 
 
@@ -91,17 +94,21 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
     watch = model_link("playground", base.name, checkpoint.name)
     links = ""
     if watch not in verdict.part(session, training):
-        links = link_button("Chat with the draft", watch, id="open-playground")
-    links += link_button("Compare with the baseline", model_link("compare", base.name, checkpoint.name))
+        links = link_button(t("Chat with the draft"), watch, id="open-playground")
+    links += link_button(t("Compare with the baseline"), model_link("compare", base.name, checkpoint.name))
     command = ""
     for job in exports:
         name = job.request["format"]
         to = f"/api/checkpoints/{checkpoint.id}/exports/{name}"
-        links += link_button(f"Download for {FORMATS[name].title}", to, download="", id=f"download-{name}")
+        links += link_button(
+            t("Download for {server}", server=FORMATS[name].title), to, download="", id=f"download-{name}"
+        )
         command = command or serve_command(base, checkpoint, name)
-    links += link_button("Export for a server", f"{PAGES['checkpoints']}?id={checkpoint.id}")
+    links += link_button(t("Export for a server"), f"{PAGES['checkpoints']}?id={checkpoint.id}")
     evaluated = next((job for job in jobs if job.kind == "evaluate" and job.state == "SUCCEEDED"), None)
     if evaluated:
-        links += link_button("Results per question", f"{PAGES['evaluations']}?id={evaluated.request['evaluation_id']}")
-    shown = command_box(command, "Serve it, in the folder of the unpacked download") if command else ""
+        links += link_button(
+            t("Results per question"), f"{PAGES['evaluations']}?id={evaluated.request['evaluation_id']}"
+        )
+    shown = command_box(command, t("Serve it, in the folder of the unpacked download")) if command else ""
     return verdict.part(session, training, links) + figure_tiles(session, checkpoint) + shown

@@ -7,6 +7,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import visitor
+from app.i18n import t
 from app.links import on_event_open
 from app.views.choices import Choices, valid_choice, valid_choices
 from app.views.manage import SMALL
@@ -41,7 +42,7 @@ class JobForm:
         note: Callable[[Session, Any], str] = lambda session, request: "",
     ):
         self.settings, self.fields, self.request_of, self.note = settings, fields, request_of, note
-        self.name = one_line("Name (optional)", f"{prefix}-name", max_length=200, visible=named)
+        self.name = one_line(t("Name (optional)"), f"{prefix}-name", max_length=200, visible=named)
         self.review, self.message = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
         start = gr.Button(words, variant="primary", elem_id=f"{prefix}-start", **SMALL)
         self.inputs = [self.name, *fields.values()]
@@ -95,8 +96,8 @@ class JobForm:
 def own_kind_form(settings: Settings, kind: type[Request]) -> JobForm:
     """The form of a custom job kind, inside the current Blocks."""
     prefix = f"new-{kind.kind.replace('_', '-')}"
-    with closed_accordion(kind.title, elem_id=prefix):
+    with closed_accordion(t(kind.title), elem_id=prefix):
         fields = setting_rows(kind.options().values(), lambda name: f"{prefix}-{name.replace('_', '-')}")
         return JobForm(
-            settings, prefix, "Start", fields, lambda **values: kind(**field_values(kind, values)), named=True
+            settings, prefix, t("Start"), fields, lambda **values: kind(**field_values(kind, values)), named=True
         )

@@ -7,8 +7,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, t
 from app.views.checkpoint_rows import method_words
-from app.views.job_view import ACTIVE, MARKS, PAUSED, STATES, progress, progress_words, seconds, state_badge
+from app.views.job_view import ACTIVE, MARKS, PAUSED, STATES, counted, progress, progress_words, seconds, state_badge
 from app.views.leaderboard import address
 from app.widgets.bulk import row_checkbox
 from app.widgets.elements import badge, detail_head, empty_state, facts, link_button, notice, row_note
@@ -22,7 +23,7 @@ from tracking.states import JobState
 from tracking.tables import Experiment, Job, JobLog
 from workers.jobs.requests import kind_title
 
-COLUMNS = ["State", "Job", "Progress", "Result", "Time"]
+COLUMNS = [N_("State"), N_("Job"), N_("Progress"), N_("Result"), N_("Time")]
 MAX_FAILED = 3
 """Maximum number of failed shards whose errors are shown."""
 SQUARES = 1000
@@ -41,10 +42,13 @@ def jobs_table(
     not on the page Jobs, so a click opens that page."""
     rows = [_row(job, waits.get(job.id, ""), chosen, as_links) for job in jobs]
     if rows:
-        return tag("div", table(COLUMNS, rows, "Jobs", named=("Result",), count=count), class_="sp-jobs")
+        html = table([t(column) for column in COLUMNS], rows, t("Jobs"), named=(t("Result"),), count=count)
+        return tag("div", html, class_="sp-jobs")
     if filtered:
-        return empty_state("No matches", "No job matches the filter and the search.")
-    return empty_state("No jobs yet", "Jobs appear when you add a model, import prompts or train.", "/", "Go to Home")
+        return empty_state(t("No matches"), t("No job matches the filter and the search."))
+    return empty_state(
+        t("No jobs yet"), t("Jobs appear when you add a model, import prompts or train."), "/", t("Go to Home")
+    )
 
 
 def waits_of(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
@@ -55,7 +59,9 @@ def waits_of(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
 
 def waits_words(queues: listing.Queues, job: Job) -> str:
     position, reason = queues.position(job), queues.waits_for(job)
-    return f"Position {position} in the {job.queue} queue. {reason}" if position and position > 1 else reason
+    if not position or position == 1:
+        return reason
+    return " ".join([t("Position {n} in the {queue} queue.", n=position, queue=job.queue), reason])
 
 
 def _row(job: Job, waits_for: str, chosen: bool, as_links: bool) -> list[str]:
@@ -69,7 +75,7 @@ def _row(job: Job, waits_for: str, chosen: bool, as_links: bool) -> list[str]:
     if job.state == "FAILED":
         error = safe(shorten(job.error or "", 160, placeholder=" …"))
         how += tag("span", error, class_="sp-row-note sp-why", title=job.error)
-    state = badge("Paused", "warn") if waits_for.startswith(PAUSED) else state_badge(job)
+    state = badge(t("Paused"), "warn") if waits_for.startswith(PAUSED) else state_badge(job)
     first = row_checkbox(job.id, job.name) + state if chosen else state
     result = safe(shorten(outcome(job) or "–", 160, placeholder=" …"))
     return [first, name + kind, how, result, row_note(time_words(job))]
@@ -77,33 +83,33 @@ def _row(job: Job, waits_for: str, chosen: bool, as_links: bool) -> list[str]:
 
 def kind_and_user(job: Job) -> str:
     """`Train draft · Ada`: the job's kind and its user, if known."""
-    return f"{kind_title(job.kind)} · {job.user}" if job.user else kind_title(job.kind)
+    return " · ".join(filter(None, (t(kind_title(job.kind)), job.user)))
 
 
 def time_words(job: Job) -> str:
     if job.state == "QUEUED":
-        return f"queued {ago(job.created_at)}"
+        return t("queued {ago}", ago=ago(job.created_at))
     if job.state in ACTIVE:
-        return f"started {ago(job.started_at)}"
+        return t("started {ago}", ago=ago(job.started_at))
     took = seconds(job)
-    return (f"took {duration(took)}, " if took is not None else "") + f"ended {ago(job.finished_at)}"
+    ended = t("ended {ago}", ago=ago(job.finished_at))
+    return t("took {time}, {ended}", time=duration(took), ended=ended) if took is not None else ended
 
 
-Words = Callable[[Any], str]
-IMPORTED: Mapping[str, Words] = {"rows": "{:,.0f} rows".format, "bad_rows": "{:,.0f} skipped".format}
-GENERATED: Mapping[str, Words] = {"rows": "{:,.0f} responses".format, "tokens": "{:,.0f} tokens".format}
-RESULTS: Mapping[str, Mapping[str, Words]] = {
+IMPORTED = {"rows": N_("{n:,.0f} rows"), "bad_rows": N_("{n:,.0f} skipped")}
+GENERATED = {"rows": N_("{n:,.0f} responses"), "tokens": N_("{n:,.0f} tokens")}
+RESULTS: Mapping[str, Mapping[str, str | Callable[[Any], str]]] = {
     **{
         "import_prompts": IMPORTED,
         "import_answered": IMPORTED,
         "generate_data": GENERATED,
         "generate_shard": GENERATED,
     },
-    "train": {"mean_accepted_length": "held-out τ {:.2f}".format, "loss": "loss {:.3f}".format},
-    "evaluate": {"mean_accepted_length": "τ {:.2f}".format, "speedup": "{:.2f} ×".format},
-    "replay": {"tau": "τ {:.2f}".format, "projected_speedup": "{:.2f} × projected".format},
+    "train": {"mean_accepted_length": N_("held-out τ {n:.2f}"), "loss": N_("loss {n:.3f}")},
+    "evaluate": {"mean_accepted_length": "τ {n:.2f}", "speedup": "{n:.2f} ×"},
+    "replay": {"tau": "τ {n:.2f}", "projected_speedup": N_("{n:.2f} × projected")},
     **dict.fromkeys(("plan", "tune"), {"verdict": str}),
-    "matrix": {"cells": "{:,.0f} cells".format},
+    "matrix": {"cells": N_("{n:,.0f} cells")},
     "export": {"format": str, "bytes": size},
     "import_draft": {"method": method_words},
     **dict.fromkeys(("fetch_model", "quantize"), {}),
@@ -116,37 +122,41 @@ def outcome(job: Job) -> str:
     if job.state != "SUCCEEDED" or not job.result:
         return ""
     found = [(job.result.get(key), words) for key, words in RESULTS.get(job.kind, {}).items()]
-    return " · ".join(
-        words(value) for value, words in found if value and (isinstance(value, str) or finite_number(value))
-    )
+    known = [(value, words) for value, words in found if value and (isinstance(value, str) or finite_number(value))]
+    return " · ".join(t(words, n=value) if isinstance(words, str) else words(value) for value, words in known)
 
 
 def shards_part(session: Session, job: Job) -> str:
     """Shards of a parent job as counts and squares, below its progress; "" for other jobs."""
     if not job.shards:
         return ""
-    tally, noun = shards.tally(session, job.id), "Cell" if job.kind == "matrix" else "Shard"
+    tally, is_matrix = shards.tally(session, job.id), job.kind == "matrix"
     html = ""
     if job.state != "RUNNING":  # else its progress says this
-        html = tag("p", safe(f"{tally.summary(job.kind)}, {tally.done:,} {job.unit}."), class_="sp-lead")
+        html = tag("p", safe(f"{tally.summary(job.kind)}, {tally.done:,} {t(job.unit)}."), class_="sp-lead")
     for shard in shards.failed(session, job.id)[:MAX_FAILED] if tally.count(JobState.FAILED) else ():
-        html += notice(f"{noun} {shard.number + 1}: {shard.error}", "bad", f"/runs?id={shard.id}", "Open")
+        words = f"{_name(shard.number, is_matrix)}: {shard.error}"
+        html += notice(words, "bad", f"/runs?id={shard.id}", t("Open"))
     if job.kind == "matrix":
-        board = link_button("Show results on the leaderboard", address(LeaderboardView(matrix=job.id)))
+        board = link_button(t("Show results on the leaderboard"), address(LeaderboardView(matrix=job.id)))
         html += tag("div", board, class_="sp-link-row")
     rows = shards.brief(session, job.id)
     if 0 < len(rows) <= SQUARES:
-        legend = f"One square per {noun.lower()}. ✓: done, ▸: running, ✗: failed."
+        legend = t("One square per cell.") if is_matrix else t("One square per shard.")
+        legend += " " + t("✓: done, ▸: running, ✗: failed.")
         html += tag("p", safe(legend), class_="sp-hint")
-        html += tag("ol", "".join(_square(shard, noun) for shard in rows), class_="sp-shard-grid")
-    return tag("section", html, class_="sp-shards", aria_label="Shards")
+        html += tag("ol", "".join(_square(shard, is_matrix) for shard in rows), class_="sp-shard-grid")
+    return tag("section", html, class_="sp-shards", aria_label=t("Shards"))
 
 
-def _square(shard: Any, noun: str) -> str:
+def _name(number: int, is_cell: bool) -> str:
+    return t("Cell {n}", n=number + 1) if is_cell else t("Shard {n}", n=number + 1)
+
+
+def _square(shard: Any, is_cell: bool) -> str:
     word, tone = STATES.get(shard.state, (shard.state, ""))
     tone = "" if shard.state == "QUEUED" else tone
-    counted = f"{shard.done:,} of {shard.total:,}" if shard.total is not None else f"{shard.done:,}"
-    words = f"{noun} {shard.number + 1}: {word.lower()}, {counted}"
+    words = f"{_name(shard.number, is_cell)}: {t(word).lower()}, {counted(shard.done, shard.total, '')}"
     kind = f"sp-shard sp-{tone}" if tone else "sp-shard"
     mark = MARKS.get(shard.state, "·")
     link = tag("a", mark, href=f"/runs?id={shard.id}", title=words, aria_label=words, class_=kind)
@@ -158,14 +168,16 @@ def belongs_to(session: Session, job: Job) -> str:
     html = ""
     if job.parent_id:
         parent = tag("a", safe(session.get_one(Job, job.parent_id).name), href=f"/runs?id={job.parent_id}")
-        html = f"{'Cell' if job.kind == 'evaluate' else 'Shard'} {job.number + 1} of {parent}. "
+        html = t("{shard} of {job}.", shard=_name(job.number, job.kind == "evaluate"), job=parent) + " "
     if row := session.get(Experiment, job.experiment_id or ""):
-        html += f"Experiment: {tag('a', safe(row.name), href=f'/runs/experiments?id={row.id}')}."
+        html += t("Experiment: {name}.", name=tag("a", safe(row.name), href=f"/runs/experiments?id={row.id}"))
     return html and tag("p", html, class_="sp-lead")
 
 
 def attempts(times: Mapping[int, float]) -> str:
-    rows = [(f"attempt {number}", f"took {duration(took)}") for number, took in sorted(times.items())]
+    rows = [
+        (t("attempt {n}", n=number), t("took {time}", time=duration(took))) for number, took in sorted(times.items())
+    ]
     return facts(rows) if len(rows) > 1 else ""
 
 
@@ -177,8 +189,8 @@ def log_lines(lines: Iterable[JobLog]) -> str:
     """The log, newest line first, each line with its time and its level unless that is "info"."""
     items = "".join(_log_line(line) for line in reversed(list(lines)))
     if not items:
-        return tag("p", "The log is empty.", class_="sp-lead")
-    return tag("ol", items, class_="sp-log", tabindex="0", aria_label="Log, newest line first")
+        return tag("p", t("The log is empty."), class_="sp-lead")
+    return tag("ol", items, class_="sp-log", tabindex="0", aria_label=t("Log, newest line first"))
 
 
 def _log_line(line: JobLog) -> str:
@@ -214,9 +226,9 @@ def samples(records: Iterable[tuple[int, dict[str, Any]]]) -> str:
         answer = (str(record.get("prompt", "")), "".join(str(token.get("text", "")) for token in tokens))
         heads, _ = cards.get(answer, ([], ""))
         tau = record.get("mean_accepted_length")
-        heads.append(f"Step {step}" + (f" · τ {tau:.2f}" if isinstance(tau, int | float) else ""))
+        heads.append(t("Step {n}", n=step) + (f" · τ {tau:.2f}" if isinstance(tau, int | float) else ""))
         cards[answer] = heads, sample_card("; ".join(heads), record, "".join(map(_token, tokens)))
-    return "".join(card for _, card in cards.values()) or tag("p", "No samples yet.", class_="sp-lead")
+    return "".join(card for _, card in cards.values()) or tag("p", t("No samples yet."), class_="sp-lead")
 
 
 def sample_card(head: str, record: Mapping[str, Any], text: str) -> str:

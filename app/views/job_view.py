@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, t
 from app.widgets.elements import Tone, badge, notice, progress_bar
 from app.widgets.formatting import duration, rounded, size
 from app.widgets.text import safe, tag
@@ -14,12 +15,12 @@ ACTIVE = ("QUEUED", "RUNNING", "INTERRUPTED")
 PAUSED = "Paused: "
 """Start of the note of a job that waits for memory or disk space on its worker's machine."""
 STATES: dict[str, tuple[str, Tone | str]] = {
-    "QUEUED": ("Waiting", "warn"),
-    "RUNNING": ("Running", "info"),
-    "INTERRUPTED": ("Interrupted", "warn"),
-    "SUCCEEDED": ("Done", "good"),
-    "FAILED": ("Failed", "bad"),
-    "CANCELLED": ("Cancelled", ""),
+    "QUEUED": (N_("Waiting"), "warn"),
+    "RUNNING": (N_("Running"), "info"),
+    "INTERRUPTED": (N_("Interrupted"), "warn"),
+    "SUCCEEDED": (N_("Done"), "good"),
+    "FAILED": (N_("Failed"), "bad"),
+    "CANCELLED": (N_("Cancelled"), ""),
 }
 MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
 """Signs of states, for narrow cells."""
@@ -27,10 +28,11 @@ MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "�
 
 def state_words(job: Job) -> tuple[str, Tone | str]:
     if paused(job):
-        return "Paused", "warn"
+        return t("Paused"), "warn"
     if job.cancel_requested and job.state == "RUNNING":
-        return "Stopping…", "warn"
-    return STATES.get(job.state, (job.state, ""))
+        return t("Stopping…"), "warn"
+    word, tone = STATES.get(job.state, (job.state, ""))
+    return t(word), tone
 
 
 def paused(job: Job) -> bool:
@@ -45,8 +47,9 @@ def state_badge(job: Job) -> str:
 def counted(done: int, total: int | None, unit: str) -> str:
     """ "120 of 300 steps", or "1.2 MB of 8.0 MB"."""
     if unit == "bytes":
-        return size(done) + (f" of {size(total)}" if total else "")
-    return f"{done:,}" + (f" of {total:,}" if total is not None else "") + (f" {unit}" if unit else "")
+        return t("{done} of {total}", done=size(done), total=size(total)) if total else size(done)
+    words = f"{done:,}" if total is None else t("{done:,} of {total:,}", done=done, total=total)
+    return f"{words} {t(unit)}".rstrip()
 
 
 def shown_done(job: Job) -> int:
@@ -59,7 +62,7 @@ def progress_words(job: Job) -> str:
     done = shown_done(job)
     parts = [counted(done, job.total, job.unit)] if job.unit or done else []
     if stopped_early(job):
-        parts.append("stopped early")
+        parts.append(t("stopped early"))
     if job.state == "RUNNING" and not job.cancel_requested:
         parts.append(time_left(job))
     if job.state in ("RUNNING", "INTERRUPTED") and job.progress_note:
@@ -70,10 +73,11 @@ def progress_words(job: Job) -> str:
 def time_left(job: Job) -> str:
     """`1 min 35 s left`, or why it is unknown. The worst case for an evaluation that may repeat its prompts."""
     if job.total and job.done >= job.total:
-        return "finishing…"
+        return t("finishing…")
     if job.eta_seconds is None:
-        return "estimating the time left…"
-    return f"{'at most ' if job.kind == 'evaluate' else ''}{duration(job.eta_seconds)} left"
+        return t("estimating the time left…")
+    left = duration(job.eta_seconds)
+    return t("at most {time} left", time=left) if job.kind == "evaluate" else t("{time} left", time=left)
 
 
 def stopped_early(job: Job) -> bool:
@@ -97,29 +101,30 @@ def progress(job: Job) -> str:
 def banner(job: Job, waits_for: str = "", made: Iterable[tuple[str, str, str]] = (), tone: Tone = "good") -> str:
     """A notice of the job's state: the error and its hint, what it waits for, or how it ended and what it `made`."""
     if job.state == "FAILED":
-        text = " ".join(filter(None, (job.error or "The job failed without a message.", job.hint)))
-        return notice(text, "bad", *(("/settings/storage", "Free up space") if "disk" in text.lower() else ()))
+        text = " ".join(filter(None, (job.error or t("The job failed without a message."), job.hint)))
+        return notice(text, "bad", *(("/settings/storage", t("Free up space")) if "disk" in text.lower() else ()))
     if job.state == "QUEUED":
-        return notice(waits_for or "Waiting for a worker.", "warn")
+        return notice(waits_for or t("Waiting for a worker."), "warn")
     if paused(job):
         return notice(waits_for or f"{job.progress_note}.", "warn")
     if job.state == "INTERRUPTED":
         return notice(
-            "The worker stopped. The job continues from its last checkpoint as soon as a worker is free.", "warn"
+            t("The worker stopped. The job continues from its last checkpoint as soon as a worker is free."), "warn"
         )
     if job.state == "CANCELLED":
-        return notice(job.error or "Stopped at your request.", "info")
+        return notice(job.error or t("Stopped at your request."), "info")
     if job.state == "RUNNING" and job.cancel_requested:
-        return notice("Stopping: the job saves its state first.", "warn")
+        return notice(t("Stopping: the job saves its state first."), "warn")
     if job.state == "RUNNING":
-        return notice(f"Running on the server{estimate_note(job)}. You can close this page.", "info")
-    took = f" in {duration(seconds(job))}{estimate_note(job)}" if seconds(job) is not None else ""
-    return notice(f"Done{took}.", tone, more=made)
+        return notice(t("Running on the server{note}. You can close this page.", note=estimate_note(job)), "info")
+    took = seconds(job)
+    words = t("Done.") if took is None else t("Done in {time}{note}.", time=duration(took), note=estimate_note(job))
+    return notice(words, tone, more=made)
 
 
 def estimate_note(job: Job) -> str:
     """ " (estimated: 2 min)" if estimated."""
-    return f" (estimated: {rounded(job.estimated_seconds)})" if job.estimated_seconds else ""
+    return t(" (estimated: {time})", time=rounded(job.estimated_seconds)) if job.estimated_seconds else ""
 
 
 def seconds(job: Job) -> float | None:
@@ -137,4 +142,4 @@ def making(session: Session, job: Job | None) -> str:
 
 
 def job_line(job: Job) -> str:
-    return tag("p", tag("a", "Open the job: log, cancel, retry", href=f"/runs?id={job.id}"), class_="sp-lead")
+    return tag("p", tag("a", t("Open the job: log, cancel, retry"), href=f"/runs?id={job.id}"), class_="sp-lead")

@@ -8,20 +8,21 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from app.i18n import N_, t
 from app.widgets.charts import ChartStyle, Points, line_chart
 from app.widgets.text import tag
 
 NUMBERED = re.compile(r"^(?P<what>.*?)(?:[_/](?P<of>head|depth|step|position)_?(?P<number>\d+))?$")
 TITLES = {
-    "loss": "Loss",
-    "top1": "Top-1 accuracy",
-    "accuracy": "Accuracy",
-    "acceptance": "Acceptance",
-    "tau": "Expected mean accepted length (τ)",
-    "lr": "Learning rate",
-    "tokens_per_second": "Tokens per second",
-    "memory_mb": "Memory (MB)",
-    "grad_norm": "Gradient norm",
+    "loss": N_("Loss"),
+    "top1": N_("Top-1 accuracy"),
+    "accuracy": N_("Accuracy"),
+    "acceptance": N_("Acceptance"),
+    "tau": N_("Expected mean accepted length (τ)"),
+    "lr": N_("Learning rate"),
+    "tokens_per_second": N_("Tokens per second"),
+    "memory_mb": N_("Memory (MB)"),
+    "grad_norm": N_("Gradient norm"),
     "gpu_utilization": "GPU utilization",
     "gpu_memory_gb": "GPU memory (GB)",
     "gpu_temperature": "GPU temperature (°C)",
@@ -29,11 +30,11 @@ TITLES = {
 UNITS = {
     "tokens_per_second": "tokens/s",
     "memory_mb": "MB",
-    "tau": "tokens per verification",
+    "tau": N_("tokens per verification"),
     "gpu_memory_gb": "GB",
     "gpu_temperature": "°C",
 }
-SPLITS = {"train": "training", "eval": "held out", "val": "held out", "generate": "responses"}
+SPLITS = {"train": N_("training"), "eval": N_("held out"), "val": N_("held out"), "generate": N_("responses")}
 FIRST = ("loss", "top1", "accuracy", "acceptance", "tau")
 AXES = {"tokens": "train/tokens", "time": "train/minutes"}
 """Metrics used as x axes of other charts; they have no chart of their own."""
@@ -53,14 +54,15 @@ def chart_of(name: str) -> tuple[str, str]:
     what, of, number = match["what"], match["of"], match["number"]
     words = SPLITS.get(split, split)
     if of:
-        return f"{what}, {words}" if words else what, f"{of} {number}"
-    return what, words or title_of(what)
+        series = f"{of} {{n}}"
+        return f"{what}, {words}" if words else what, t(series, n=number)
+    return what, t(words) or title_of(what)
 
 
 def title_of(chart: str) -> str:
     """Title of a chart: `top1, held out` → "Top-1 accuracy, held out"."""
     what, comma, split = chart.partition(", ")
-    return TITLES.get(what, what.replace("_", " ").capitalize()) + comma + split
+    return t(TITLES.get(what, what.replace("_", " ").capitalize())) + comma + t(split)
 
 
 def groups_of(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
@@ -82,7 +84,7 @@ def metric_chart(chart: str, title: str, series: Mapping[str, Points], **look: A
     """The chart of a metric. The lowest loss is the best point, and the highest value of another main metric."""
     what = chart.partition(",")[0]
     style = ChartStyle(best="min" if what == "loss" else "max" if what in FIRST else "", **look)
-    return line_chart(title, series, what.startswith(SHARES), UNITS.get(what, ""), look=style)
+    return line_chart(title, series, what.startswith(SHARES), t(UNITS.get(what, "")), look=style)
 
 
 def _natural(name: str) -> list[object]:

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, t
 from app.views import choices
 from app.views.job_forms import JobForm
 from app.widgets.charts import ChartStyle, line_chart
@@ -23,32 +24,36 @@ from workers.jobs.requests import PlanRequest
 
 PLAIN = "plain"
 Result = Mapping[str, Any]
-LEAD = "Predicts the speedup of draft shapes and batch sizes from measured step times and acceptance rates."
-NO_DRAFT = ("None: standalone drafts with layers of the base model", "")
+LEAD = N_("Predicts the speedup of draft shapes and batch sizes from measured step times and acceptance rates.")
 
 
 class PlanForm:
     """The form, inside the current Blocks. `chosen` holds the id of the base model."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
-        with closed_accordion("Plan a draft", elem_id="plans", visible=False) as self.box:
-            block(tag("p", safe(LEAD), class_="sp-lead"))
+        with closed_accordion(t("Plan a draft"), elem_id="plans", visible=False) as self.box:
+            block(tag("p", safe(t(LEAD)), class_="sp-lead"))
             with gr.Row():
-                self.draft = dropdown([NO_DRAFT], value="", label="Draft", elem_id="plans-draft", min_width=240)
+                self.draft = dropdown([no_draft()], value="", label=t("Draft"), elem_id="plans-draft", min_width=240)
                 batches = setting_control(PlanRequest.options()["batches"], "plans-batches")
                 layers = setting_control(PlanRequest.options()["layers"], "plans-layers")
             fields = {"base": chosen, "draft": self.draft, "batches": batches, "layers": layers}
-            form = JobForm(settings, "plans", "Find the fastest settings", fields, plan_request)
+            form = JobForm(settings, "plans", t("Find the fastest settings"), fields, plan_request)
         self.outputs = [self.box, self.draft, form.review]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs`; `?checkpoint=` selects a draft and opens the form."""
         if base is None or base.state != "ready":
             return [gr.Accordion(visible=False), gr.skip(), ""]
-        drafts = [(row.name, row.id) for row in queries.checkpoints(session, base.id, ready_only=True)] + [NO_DRAFT]
+        drafts = [(row.name, row.id) for row in queries.checkpoints(session, base.id, ready_only=True)] + [no_draft()]
         requested = query.get("checkpoint", "")
         box = gr.Accordion(visible=True, open=True) if requested else gr.Accordion(visible=True)
         return [box, gr.Dropdown(drafts, value=choices.valid_choice(drafts, requested or None)), ""]
+
+
+def no_draft() -> tuple[str, str]:
+    """The choice of a plan without a draft."""
+    return t("None: standalone drafts with layers of the base model"), ""
 
 
 def plan_request(base: str, draft: str, batches: str, layers: str) -> PlanRequest:
@@ -62,11 +67,11 @@ def report(job: Job) -> str:
     if job.kind != "plan" or "plain" not in result:
         return ""
     tone = "info" if result.get("best", {}).get("1", PLAIN) != PLAIN or not result.get("shapes") else "warn"
-    words = f"{result.get('busy') or ''} {result.get('verdict') or 'The plan has no result.'}".strip()
+    words = f"{result.get('busy') or ''} {result.get('verdict') or t('The plan has no result.')}".strip()
     verdict = notice(words, "warn" if result.get("busy") else tone)
     figures = speedup_table(result) + speed_chart(result) + shapes_table(result)
     drawn = verdict + figures + standalone_table(result) + conditions(result)
-    return tag("section", drawn, class_="sp-stack", id="job-report", aria_label="Plan")
+    return tag("section", drawn, class_="sp-stack", id="job-report", aria_label=t("Plan"))
 
 
 def speedup_table(result: Result) -> str:
@@ -77,12 +82,12 @@ def speedup_table(result: Result) -> str:
         return ""
     best = [max(column) for column in zip(*speedups.values(), strict=True)]
     rows = [[safe(name), *map(_speedup, values, best)] for name, values in speedups.items()]
-    hint = "Predicted speedup, local engine, over the baseline at the same batch size; bold: the fastest. "
-    hint += "The size of a tree is the number of verified tokens, its root included."
-    heads = [f"Batch size {batch}" for batch in batches]
-    label = "Predicted speedup by draft shape and batch size"
+    hint = t("Predicted speedup, local engine, over the baseline at the same batch size; bold: the fastest.") + " "
+    hint += t("The size of a tree is the number of verified tokens, its root included.")
+    heads = [t("Batch size {batch}", batch=batch) for batch in batches]
+    label = t("Predicted speedup by draft shape and batch size")
     return tag("p", safe(hint), class_="sp-hint") + table(
-        ["Draft shape", *heads], rows, label, named=heads, matrix=True
+        [t("Draft shape"), *heads], rows, label, named=heads, matrix=True
     )
 
 
@@ -92,10 +97,10 @@ def _speedup(value: float, best: float) -> str:
 
 def speed_chart(result: Result) -> str:
     chart = line_chart(
-        "Predicted tokens per second by batch size",
+        t("Predicted tokens per second by batch size"),
         _lines(result, list(result["plain"]["by_batch"])),
         unit="tokens/s",
-        across="batch size",
+        across=t("batch size"),
         look=ChartStyle(best="max"),
     )
     return tag("div", chart, class_="sp-charts")
@@ -115,7 +120,7 @@ def _lines(result: Result, batches: list[str]) -> dict[str, list[tuple[float, fl
 
 
 def shapes_table(result: Result) -> str:
-    columns = ["Drafting", "τ", "Step (ms)", "Draft (ms)", "Tokens per second", "Predicted speedup"]
+    columns = [t("Drafting"), "τ", t("Step (ms)"), t("Draft (ms)"), t("Tokens per second"), t("Predicted speedup")]
     rows = []
     for shape in (result["plain"], *result["shapes"]):
         one = shape["by_batch"]["1"]
@@ -123,33 +128,41 @@ def shapes_table(result: Result) -> str:
         cells = [safe(w) for w in (shape["name"], f"{shape['tau']:.2f}", *times, f"{one['speedup']:.2f}×")]
         between = interval(one, "speedup", "×")
         rows.append([*cells[:-1], cells[-1] + (row_note(between) if between else "")])
-    return table(columns, rows, "Shapes", named=columns[1:])
+    return table(columns, rows, t("Shapes"), named=columns[1:])
 
 
 def standalone_table(result: Result) -> str:
     rows = result.get("standalone") or []
     if not rows:
         return ""
-    columns = ["Layers", "Time per token", "Break-even acceptance", *(f"at {share}" for share in rows[0]["speedups"])]
+    columns = [
+        t("Layers"),
+        t("Time per token"),
+        t("Break-even acceptance"),
+        *(t("at {share}", share=share) for share in rows[0]["speedups"]),
+    ]
     size = rows[0].get("hidden_size")
-    width = f"of hidden size {size}" if size else "with layers of this base model, same hidden size"
-    words = f"Standalone drafts {width}: the acceptance rate needed to break even, and the speedup at some rates."
+    width = t("hidden size {n}", n=size) if size else t("layers of this base model, same hidden size")
+    words = t(
+        "Standalone drafts ({width}): the acceptance rate to break even, and the speedup at some rates.", width=width
+    )
     cells = []
     for row in rows:
         needed = row["needed_acceptance"]
-        share = "not worthwhile" if needed is None else f"{needed:.0%}"
+        share = t("not worthwhile") if needed is None else f"{needed:.0%}"
         speeds = (f"{at['speedup']:.2f}×" for at in row["speedups"].values())
         cells.append([safe(w) for w in (row["layers"], f"{row['token_ms']:.2f} ms", share, *speeds)])
     lead = tag("p", safe(words), class_="sp-hint")
-    return lead + table(columns, cells, "Standalone drafts", named=columns[1:])
+    return lead + table(columns, cells, t("Standalone drafts"), named=columns[1:])
 
 
 def conditions(result: Result) -> str:
     """Where the costs were measured, and the number of verifications behind the acceptance rates."""
     acceptance = result.get("acceptance") or {}
-    rests = f"{acceptance['verifications']} verifications" if acceptance.get("verifications") else ""
+    count = acceptance.get("verifications")
+    rests = t("{n} verifications", n=count) if count else ""
     machine = [(key.replace("_", " ").capitalize(), value) for key, value in (result.get("machine") or {}).items()]
     load = result.get("other_load")
-    others = f"{load:.0%} of the CPU time" if isinstance(load, int | float) else ""
-    known = [("Costs", result.get("basis", "")), ("Acceptance from", rests), ("Other programs used", others)]
+    others = t("{load:.0%} of the CPU time", load=load) if isinstance(load, int | float) else ""
+    known = [(t("Costs"), result.get("basis", "")), (t("Acceptance from"), rests), (t("Other programs used"), others)]
     return facts([*known, *machine])

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.i18n import N_, t
 from app.views.verdict import BEST_METHOD
 from app.widgets.elements import closed_accordion
 from app.widgets.setting_fields import setting_control
@@ -15,8 +16,8 @@ from models.methods import METHODS, SETTINGS
 from models.methods.settings import Setting
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Duration": ("epochs", "max_steps", "max_minutes", "patience"),
-    "Data": (
+    N_("Duration"): ("epochs", "max_steps", "max_minutes", "patience"),
+    N_("Data"): (
         "max_length",
         "batch_tokens",
         "accumulate",
@@ -25,10 +26,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "cache_features_mb",
         "cache_disk_gb",
     ),
-    "Hidden states": ("hidden_states", "hidden_states_ahead", "hidden_states_store"),
-    "Optimizer": ("optimizer", "lr", "schedule", "warmup_ratio", "weight_decay", "beta1", "beta2", "clip", "seed"),
-    "Precision and device": ("device", "mixed_precision", "base_dtype", "save_dtype", "gradient_checkpointing"),
-    "Logging and checkpoints": ("log_every", "eval_every", "save_every", "keep_last", "samples"),
+    N_("Hidden states"): ("hidden_states", "hidden_states_ahead", "hidden_states_store"),
+    N_("Optimizer"): ("optimizer", "lr", "schedule", "warmup_ratio", "weight_decay", "beta1", "beta2", "clip", "seed"),
+    N_("Precision and device"): ("device", "mixed_precision", "base_dtype", "save_dtype", "gradient_checkpointing"),
+    N_("Logging and checkpoints"): ("log_every", "eval_every", "save_every", "keep_last", "samples"),
 }
 
 
@@ -38,13 +39,13 @@ class SettingControls:
         self.groups: dict[str, gr.Column] = {}
         for name, method in METHODS.items():
             group = gr.Column(visible=name == BEST_METHOD)
-            with group, gr.Accordion(method.title, elem_classes="sp-settings"), gr.Row():
+            with group, gr.Accordion(t(method.title), elem_classes="sp-settings"), gr.Row():
                 self._add(s for s in SETTINGS.values() if s.methods == (name,))
             self.groups[name] = group
         grouped = {name for names in GROUPS.values() for name in names}
         others = tuple(s.name for s in SETTINGS.values() if len(s.methods) != 1 and s.name not in {*grouped, "method"})
-        for title, names in {**GROUPS, **({"More": others} if others else {})}.items():
-            with closed_accordion(title, elem_classes="sp-settings"), gr.Row():
+        for title, names in {**GROUPS, **({N_("More"): others} if others else {})}.items():
+            with closed_accordion(t(title), elem_classes="sp-settings"), gr.Row():
                 self._add(SETTINGS[name] for name in names if name in SETTINGS)
 
     def _add(self, settings: Iterable[Setting]) -> None:
@@ -65,8 +66,8 @@ class SettingControls:
 
 def control(setting: Setting) -> Any:
     """The control of a setting; its label has the command-line name if that differs."""
-    label = setting.label if setting.label.lower() == setting.name else f"{setting.label} · {setting.name}"
+    label = t(setting.label) if setting.label.lower() == setting.name else f"{t(setting.label)} · {setting.name}"
     common = {"label": label, "min_width": 230, "elem_id": f"set-{setting.name}"}
     if setting.is_open:
-        return gr.Number(None, precision=0, placeholder="from the data", info=setting.help, **common)
+        return gr.Number(None, precision=0, placeholder=t("from the data"), info=t(setting.help), **common)
     return setting_control(setting, **common)

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from sqlalchemy.orm import Session
 
+from app.i18n import plural, t
 from app.views import job_view
 from app.views.leaderboard import figure_cell, settings_words, tree_words
 from app.views.metrics_view import AXES, FIRST, NUMBERED, chart_of, groups_of, metric_chart, title_of
@@ -33,8 +34,6 @@ NAMED = 3
 MOST_MEASURED = 6
 """Maximum number of evaluation settings shown; the leaderboard has all."""
 DASH = "–"
-DEPENDS_ON_DATA = "depends on the data"
-"""Value of an unset setting that the workbench derives from the data."""
 
 
 def ids_of(text: str) -> list[str]:
@@ -55,14 +54,15 @@ def missing_jobs_notice(result: SelectedTrainings) -> str:
     """A notice about jobs of the URL that are not shown, and why; otherwise ""."""
     words = []
     if result.others:
-        words.append(f"Not training runs: {_quoted(result.others)}.")
+        words.append(t("Not training runs: {names}.", names=_quoted(result.others)))
     if result.missing:
-        words.append(f"Jobs that do not exist: {result.missing}.")
+        words.append(t("Jobs that do not exist: {n}.", n=result.missing))
     if result.surplus:
-        words.append(f"At most {MAX_TRAININGS} training runs can be compared. Left out: {_quoted(result.surplus)}.")
+        words.append(t("At most {n} training runs can be compared.", n=MAX_TRAININGS))
+        words.append(t("Left out: {names}.", names=_quoted(result.surplus)))
     if len(result.trainings) == 1:
-        words.append("Only one training run is selected. Select two or more on Jobs.")
-    return notice(" ".join(words), "warn", "/runs", "Select on Jobs") if words else ""
+        words.append(t("Only one training run is selected. Select two or more on Jobs."))
+    return notice(" ".join(words), "warn", "/runs", t("Select on Jobs")) if words else ""
 
 
 def charts(metrics: Metrics) -> tuple[str, str]:
@@ -98,7 +98,7 @@ def title(metric: str) -> str:
 
 
 def _quoted(jobs: Sequence[Any]) -> str:
-    more = f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
+    more = t(" and {n} more", n=len(jobs) - NAMED) if len(jobs) > NAMED else ""
     return ", ".join(f"“{job.name}”" for job in jobs[:NAMED]) + more
 
 
@@ -130,23 +130,23 @@ def figures_table(session: Session, trainings: Sequence[Training], metrics: Metr
     last = [metrics.get(name, {}).get("train/loss") for name in names]
     drafts = [training.checkpoint for training in trainings]
     rows = [
-        ("State", [_state(training) for training in trainings]),
-        ("Dataset", [_data(training) for training in trainings]),
-        ("Steps", [f"{training.job.done:,}" if training.job.done else DASH for training in trainings]),
-        ("Tokens seen", [f"{tokens[row_id]:,.0f}" if tokens.get(row_id) else DASH for row_id in ids]),
-        ("Time taken", [_time(training) for training in trainings]),
-        ("Last training loss", [figure(points[-1][1], 3) if points else DASH for points in last]),
-        ("Held-out τ, greedy chain", [figure(held_out.get(row_id)) for row_id in ids]),
-        ("Size", [safe(size(draft.size_bytes)) if draft and draft.size_bytes else DASH for draft in drafts]),
+        (t("State"), [_state(training) for training in trainings]),
+        (t("Dataset"), [_data(training) for training in trainings]),
+        (t("Steps"), [f"{training.job.done:,}" if training.job.done else DASH for training in trainings]),
+        (t("Tokens seen"), [f"{tokens[row_id]:,.0f}" if tokens.get(row_id) else DASH for row_id in ids]),
+        (t("Time taken"), [_time(training) for training in trainings]),
+        (t("Last training loss"), [figure(points[-1][1], 3) if points else DASH for points in last]),
+        (t("Held-out τ, greedy chain"), [figure(held_out.get(row_id)) for row_id in ids]),
+        (t("Size"), [safe(size(draft.size_bytes)) if draft and draft.size_bytes else DASH for draft in drafts]),
     ]
     rows = [(labelled(words), cells) for words, cells in rows]
     for way, evaluations in evaluations_by_setting(trainings)[:MOST_MEASURED]:
-        for words, key, unit in (("τ", "tau", ""), ("Speedup", "speedup", " ×")):
+        for words, key, unit in (("τ", "tau", ""), (t("Speedup"), "speedup", " ×")):
             cells = [figure_cell(evaluations.get(row_id), key, unit, linked=True) for row_id in ids]
             rows.append((tag("span", safe(words) + row_note(way)), cells))
     shown = [[words, *cells] for words, cells in rows if set(cells) != {DASH}]
     heads = {name: _head(row_id, name, ids) for name, row_id in zip(names, ids, strict=True)}
-    return table(["", *names], shown, "Figures of each training run", wide_first=True, named=names, heads=heads)
+    return table(["", *names], shown, t("Figures of each training run"), wide_first=True, named=names, heads=heads)
 
 
 def _head(row_id: str, name: str, ids: Sequence[str]) -> str:
@@ -155,7 +155,12 @@ def _head(row_id: str, name: str, ids: Sequence[str]) -> str:
         return link
     to = comparison_url([other for other in ids if other != row_id])
     return link + tag(
-        "a", "×", href=to, class_="sp-leave-out", aria_label=f"Remove {name}", title="Remove from the comparison"
+        "a",
+        "×",
+        href=to,
+        class_="sp-leave-out",
+        aria_label=t("Remove {name}", name=name),
+        title=t("Remove from the comparison"),
     )
 
 
@@ -167,7 +172,7 @@ def _state(training: Training) -> str:
 
 def _data(training: Training) -> str:
     links = [tag("a", safe(data.name), href=f"/data?id={data.id}") for data in training.datasets]
-    return ", ".join(links) or safe("deleted")
+    return ", ".join(links) or safe(t("deleted"))
 
 
 def _time(training: Training) -> str:
@@ -194,12 +199,14 @@ def settings_table(trainings: Sequence[Training]) -> str:
     names = labels(trainings)
     differ, equal = split_settings([settings_of(training) for training in trainings])
     rows = [[safe(key), *map(safe, row)] for key, row in differ.items()]
-    html = table(["Setting", *names], rows, "Settings that differ", wide_first=True, named=names) if rows else ""
-    html = html or tag("p", "All settings are equal.", class_="sp-lead")
+    html = table([t("Setting"), *names], rows, t("Settings that differ"), wide_first=True, named=names) if rows else ""
+    html = html or tag("p", t("All settings are equal."), class_="sp-lead")
     if not equal:
         return html
-    count = f"{len(equal)} settings are equal" if len(equal) > 1 else "One setting is equal"
-    return html + fold(f"{count} in all training runs", facts((key, value or "none") for key, value in equal.items()))
+    title = plural(
+        "One setting is equal in all training runs", "{n} settings are equal in all training runs", len(equal)
+    )
+    return html + fold(title, facts((key, value or t("none")) for key, value in equal.items()))
 
 
 def split_settings(values: Sequence[Values]) -> tuple[dict[str, list[str]], Values]:
@@ -212,10 +219,10 @@ def split_settings(values: Sequence[Values]) -> tuple[dict[str, list[str]], Valu
 
 def _words(value: Any) -> str:
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return t("yes") if value else t("no")
     if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value) if value not in ("", None) else "none"
+        return ", ".join(map(str, value)) or t("none")
+    return f"{value:g}" if isinstance(value, float) else str(value) if value not in ("", None) else t("none")
 
 
 def settings_of(training: Training) -> Values:
@@ -230,11 +237,13 @@ def settings_of(training: Training) -> Values:
     settings.pop("method", None)
     for key, value in settings.items():
         if value is None and key in SETTINGS and SETTINGS[key].is_open:
-            settings[key] = DEPENDS_ON_DATA
+            settings[key] = t("depends on the data")
     return {
         "base": base.name if base else request.get("base_id", ""),
         "dataset": training.data if training.datasets else ", ".join(rows_of_trainings.dataset_ids(request)),
-        "method": METHODS[request["method"]].title if request.get("method") in METHODS else request.get("method", ""),
-        "recipe": request.get("recipe") or "none",
+        "method": t(METHODS[request["method"]].title)
+        if request.get("method") in METHODS
+        else request.get("method", ""),
+        "recipe": request.get("recipe") or t("none"),
         **settings,
     }

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from app.i18n import t
 from app.links import model_link
 from app.views.checkpoint_rows import plain_is_faster, sets_of
 from app.widgets.elements import Tone, link_button, notice
@@ -55,43 +56,52 @@ class TrainingFacts:
 def verdict(known: TrainingFacts, ways: Mapping[str, str]) -> TrainingVerdict:
     """`ways`: next step → its URL, see `next_steps`."""
     if known.tau is None:
-        text = "No conversations were held out, so its quality is unknown. Evaluate it on questions."
-        return TrainingVerdict(text, "info", ways["evaluate"], "Evaluate it")
+        text = t("No conversations were held out, so its quality is unknown. Evaluate it on questions.")
+        return TrainingVerdict(text, "info", ways["evaluate"], t("Evaluate it"))
     if known.tau >= GOOD_TAU and not known.slower and not known.uncertain:
-        text = f"{_meaning(known)} Chat with it, or export it for a server."
-        return TrainingVerdict(text, "good", ways["chat"], "Chat with the draft")
+        text = " ".join([_meaning(known), t("Chat with it, or export it for a server.")])
+        return TrainingVerdict(text, "good", ways["chat"], t("Chat with the draft"))
     advice, step, button = _advice(known, ways)
     tone: Tone = "warn" if known.measured and (known.slower or known.tau < BREAK_EVEN_TAU) else "info"
     return TrainingVerdict(f"{_meaning(known)} {advice}", tone, ways[step], button)
 
 
 def _meaning(known: TrainingFacts) -> str:
-    source = "on questions" if known.measured else "estimated on held-out conversations, before any evaluation"
-    text = f"τ {known.tau:.2f} {source}: each pass of the base model generates {known.tau:.1f} tokens instead of one."
+    source = t("on questions") if known.measured else t("estimated on held-out conversations, before any evaluation")
+    text = t(
+        "τ {tau:.2f} {source}: each pass of the base model generates {tau:.1f} tokens instead of one.",
+        tau=known.tau,
+        source=source,
+    )
+    more = ""
     if known.speedup is not None:
-        slow = "too slow: " if known.slower else ""
-        return f"{text} Measured (batch size 1, local engine): {slow}{known.speedup:.2f} × the baseline."
-    if not known.measured:
-        return f"{text} Evaluate it on questions to measure its speed."
-    if known.tau < BREAK_EVEN_TAU:
-        return f"{text} That is too low to be faster than the baseline on most machines."
-    return text if known.tau >= GOOD_TAU else f"{text} That is a start; a good draft has {GOOD_TAU:.0f} or more."
+        slow = t("too slow: ") if known.slower else ""
+        more = t("Measured (batch size 1, local engine): {slow}{n:.2f} × the baseline.", slow=slow, n=known.speedup)
+    elif not known.measured:
+        more = t("Evaluate it on questions to measure its speed.")
+    elif known.tau < BREAK_EVEN_TAU:
+        more = t("That is too low to be faster than the baseline on most machines.")
+    elif known.tau < GOOD_TAU:
+        more = t("That is a start; a good draft has {n:.0f} or more.", n=GOOD_TAU)
+    return f"{text} {more}".rstrip()
 
 
 def _advice(known: TrainingFacts, ways: Mapping[str, str]) -> tuple[str, str, str]:
     """(advice, next step, button text): more data first, then more training, then another method."""
     if 0 < known.rows < ENOUGH:
-        few = f"Too little data: it was trained on {known.rows:,} conversations."
+        few = t("Too little data: it was trained on {n:,} conversations.", n=known.rows)
         if known.prompts and ways["prompts"]:
-            return f"{few} Generate responses to all {known.prompts:,} prompts.", "prompts", "Use all prompts"
-        return f"{few} Import more prompts and generate responses to them.", "data", "Import more prompts"
+            advice = t("Generate responses to all {n:,} prompts.", n=known.prompts)
+            return f"{few} {advice}", "prompts", t("Use all prompts")
+        advice = t("Import more prompts and generate responses to them.")
+        return f"{few} {advice}", "data", t("Import more prompts")
     if known.still_learning:
-        return "It was still improving when it ended: train it longer.", "longer", "Train twice as long"
+        return t("It was still improving when it ended: train it longer."), "longer", t("Train twice as long")
     if ways["method"]:
         best = METHODS[BEST_METHOD].title
-        advice = f"The data suffices and the training has converged: {best} has a higher acceptance rate."
-        return advice, "method", f"Try {best}"
-    return "Add more responses to prompts like those it will be used for.", "data", "Add data"
+        advice = t("The data suffices and the training has converged: {best} has a higher acceptance rate.", best=best)
+        return advice, "method", t("Try {best}", best=best)
+    return t("Add more responses to prompts like those it will be used for."), "data", t("Add data")
 
 
 def part(session: Session, job: Job, more: str = "") -> str:
@@ -109,10 +119,10 @@ def part(session: Session, job: Job, more: str = "") -> str:
     if row:
         pending = row.state == "pending"
         link = f"/runs?id={row.job_id}" if pending and row.job_id else f"/results?id={row.id}"
-        words = "Open its running evaluation" if pending else "Open its evaluation"
+        words = t("Open its running evaluation") if pending else t("Open its evaluation")
         buttons += link_button(words, link, id="verdict-evaluation")
     html = notice(result.text, result.tone) + tag("div", buttons + more, class_="sp-link-row")
-    return tag("section", html, class_="sp-stack", id="verdict", aria_label="Verdict")
+    return tag("section", html, class_="sp-stack", id="verdict", aria_label=t("Verdict"))
 
 
 def signature(session: Session, job_id: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.i18n import t
 from app.widgets.elements import QUIET, notice
 from app.widgets.problems import error_text
 from app.widgets.text import safe, tag
@@ -31,7 +32,8 @@ const drawTicks = () => {
   const bar = element.querySelector('.sp-bulk');
   if (!bar) return;
   bar.hidden = !chosen().length;
-  bar.querySelector('.sp-bulk-count').textContent = `${chosen().length} selected`;
+  const count = bar.querySelector('.sp-bulk-count');
+  count.textContent = count.dataset.text.replace('{n}', chosen().length);
   bar.querySelectorAll('button').forEach(calm);
   if (typing && document.activeElement === document.body) bar.querySelector('[data-bulk-text]')?.focus();
   for (const button of bar.querySelectorAll('[data-least]')) button.disabled = chosen().length < button.dataset.least;
@@ -75,21 +77,22 @@ class Action:
 
 def row_checkbox(row_id: str, name: str) -> str:
     """Checkbox before a row."""
-    return tag("input", type="checkbox", data_choose=row_id, aria_label=f"Select {name}").removesuffix("</input>")
+    label = t("Select {name}", name=name)
+    return tag("input", type="checkbox", data_choose=row_id, aria_label=label).removesuffix("</input>")
 
 
 def bulk_bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
     """The bar, hidden until a box is ticked; `actions`: name → (label, confirmation question); `more`: HTML at the
     end."""
-    count = tag("span", "", class_="sp-bulk-count", role="status")
-    ticking = _button("all", "Select page") + _button("none", "Clear")
-    acting = "".join(_button(name, *texts) for name, texts in actions.items())
+    count = tag("span", "", class_="sp-bulk-count", role="status", data_text=t("{n} selected"))
+    ticking = _button("all", t("Select page")) + _button("none", t("Clear"))
+    acting = "".join(_button(name, *map(t, texts)) for name, texts in actions.items())
     return tag("div", count + ticking + acting + more, class_="sp-bulk", hidden=True)
 
 
 def compare_button() -> str:
     """Button that opens the comparison of the selected trainings; enabled from two on."""
-    return _button("go", "Compare training runs", go="/runs/compare?ids=", least=2)
+    return _button("go", t("Compare training runs"), go="/runs/compare?ids=", least=2)
 
 
 def name_field(name: str, button: str, label: str, known: Sequence[str]) -> str:
@@ -131,5 +134,8 @@ def run_bulk_action(action: Action, row_ids: Sequence[str], text: str = "") -> s
     good = len(row_ids) - len(reasons)
     message = notice(f"{action.done}: {good}.", "good") if good else ""
     left = list(dict.fromkeys(reasons))
-    rest = f" And {len(left) - MAX_REASONS} more reasons." if len(left) > MAX_REASONS else ""
-    return message + (notice(f"Not done: {len(reasons)}. {' '.join(left[:MAX_REASONS])}{rest}", "bad") if left else "")
+    if not left:
+        return message
+    rest = [t("And {n} more reasons.", n=len(left) - MAX_REASONS)] if len(left) > MAX_REASONS else []
+    words = " ".join([t("Not done: {n}.", n=len(reasons)), *left[:MAX_REASONS], *rest])
+    return message + notice(words, "bad")

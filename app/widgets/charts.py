@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from app.i18n import t
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 
@@ -56,7 +57,9 @@ class ChartStyle:
     def place(self, at: float, across: str) -> str:
         """Where the best point is: ` at step 40`, ` at 4 nodes`."""
         words = f"{at:,.0f}" if at == int(at) else f"{at:.3g}"
-        return "" if not self.best else f" at step {words}" if across == "step" else f" at {words} {across}"
+        if not self.best:
+            return ""
+        return " " + (t("at step {n}", n=words) if across == t("step") else t("at {n} {unit}", n=words, unit=across))
 
     def style(self, name: str, index: int) -> str:
         return f"sp-line-{(self.order.index(name) if name in self.order else index) % STYLES}"
@@ -67,11 +70,12 @@ def line_chart(
     series: Mapping[str, Points],
     percent: bool = False,
     unit: str = "",
-    across: str = "step",
+    across: str = "",
     look: ChartStyle = ChartStyle(),
 ) -> str:
     """The chart of `series` (name → (step, value) in step order) as HTML; "" without finite values. `percent` fixes
     the range to 0 … 100 %; `unit` is the values' unit, `across` the label of the steps' axis."""
+    across = across or t("step")
     finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in series.items()}
     shown = {name: _downsample(points) for name, points in finite.items() if points}
     if not shown:
@@ -90,7 +94,8 @@ def line_chart(
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         tabindex="0",
-        aria_label=f"{title}: {ends} at {across} " + (f"{last:.0f}" if whole else f"{last:.3g}"),
+        aria_label=t("{title}: {values} at {across}", title=title, values=ends, across=across)
+        + (f" {last:.0f}" if whole else f" {last:.3g}"),
     )
     data = {
         "names": list(shown),
@@ -103,7 +108,7 @@ def line_chart(
     one_unit = f" {unit}" if unit and len(shown) == 1 else ""  # with several lines only the axis shows it
     words = {name: _number(value, percent) + one_unit + look.place(at, across) for name, (at, value) in named.items()}
     keys = tag("ul", "".join(_key(styles[name], name, text) for name, text in words.items())) if look.legend else ""
-    file = tag("button", "CSV", type="button", class_="sp-link-button", title="Download the values as CSV")
+    file = tag("button", "CSV", type="button", class_="sp-link-button", title=t("Download the values as CSV"))
     caption = tag("figcaption", tag("span", labelled(title)) + file)
     tip = tag("p", class_="sp-chart-tip", role="status", hidden=True)
     numbers = json.dumps(data, separators=(",", ":"))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.i18n import t
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 
@@ -28,8 +29,9 @@ def bar_chart(title: str, bars: Sequence[Bar], hint: str = "", baseline: bool = 
         return ""
     top = max(1.0, *(max(bar.value, bar.high or 0.0) for bar in bars[:MOST]))
     rows = "".join(_row(bar, 100 / top, baseline) for bar in bars[:MOST])
-    caption = tag("figcaption", tag("span", labelled(title + (f", the first {MOST}" if len(bars) > MOST else ""))))
-    hint = f"Dashed line: 1 ×, the baseline. {hint}" if baseline else hint
+    title += t(", the first {n}", n=MOST) if len(bars) > MOST else ""
+    caption = tag("figcaption", tag("span", labelled(title)))
+    hint = " ".join([t("Dashed line: 1 ×, the baseline."), hint]) if baseline else hint
     below = tag("p", safe(hint), class_="sp-hint sp-below") if hint else ""
     return tag("figure", caption + tag("ol", rows, class_="sp-intervals") + below, class_="sp-chart")
 
@@ -38,7 +40,7 @@ def _row(bar: Bar, scale: float, baseline: bool) -> str:
     picture = tag("span", "", class_="sp-interval-fill", style=f"width:{scale * max(0.0, bar.value):.2f}%")
     label = bar.text
     if bar.low is not None and bar.high is not None:
-        label += f", 95 % from {bar.low:.2f} to {bar.high:.2f}"
+        label += t(", 95 % from {low:.2f} to {high:.2f}", low=bar.low, high=bar.high)
         low, high = (scale * max(0.0, end) for end in (bar.low, bar.high))
         picture += tag("span", "", class_="sp-interval-span", style=f"left:{low:.2f}%;width:{high - low:.2f}%")
     if baseline:

@@ -16,6 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import arrivals
+from app.i18n import N_, t
 from app.paths import PAGES
 from app.widgets.bulk import Action, on_bulk
 from app.widgets.elements import QUIET, block, hidden, notice, on_change, on_load, on_typing
@@ -62,7 +63,7 @@ class Listing:
     word: str
     html: Html
     signature: Callable[[Session], str]
-    filters: tuple[str, ...] = field(default=("All",))
+    filters: tuple[str, ...] = field(default=(N_("All"),))
     hint: Callable[[Session, Mapping[str, str]], str] = lambda session, query: ""
     """HTML above the list for parameters of the URL."""
     row_signature: Callable[[Session, str], str] | None = None
@@ -83,19 +84,21 @@ class Listing:
     def fields(self) -> dict[str, Any]:
         """Parameter of the URL → its control above the list."""
         with gr.Row(elem_classes="sp-find"):
-            choices = [(name, name if number else "") for number, name in enumerate(self.filters)]
+            choices = [(t(name), name if number else "") for number, name in enumerate(self.filters)]
             shown = gr.Radio(
                 choices,
                 value="",
-                label="Show",
+                label=t("Show"),
                 elem_id=f"{self.page}-filter",
                 visible=len(choices) > 1,
                 scale=3,
                 **BARE,
             )
-            search = one_line("Search", f"{self.page}-find", placeholder="Search", scale=2, **BARE)
-            sort = {"value": "", "label": "Sort", "elem_id": f"{self.page}-order", "min_width": 190, **BARE}
-            return {"show": shown, "find": search, "order": dropdown([*SORT_ORDERS.items()], **sort)}
+            name = t("Search")
+            search = one_line(name, f"{self.page}-find", placeholder=name, scale=2, **BARE)
+            sort = {"value": "", "label": t("Sort"), "elem_id": f"{self.page}-order", "min_width": 190, **BARE}
+            orders = [(t(label), value) for label, value in SORT_ORDERS.items()]
+            return {"show": shown, "find": search, "order": dropdown(orders, **sort)}
 
     def field_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         """Values of `fields`."""
@@ -178,7 +181,7 @@ class ListPage:
                 missing = f"This {self.what.word} does not exist: it was deleted, or the URL is wrong."
                 problem = ""
                 if row is None:
-                    problem = notice(missing, "warn") if row_id else self.what.hint(session, query)
+                    problem = notice(t(missing), "warn") if row_id else self.what.hint(session, query)
                 frame = self._frame(session, row, query, problem)
                 more = [*self.panel.view(session, row, query), *self.manage.view(row)]
                 return [*frame, *self._live(session, row), *more, *self.what.field_values(session, query)]
@@ -223,7 +226,8 @@ class ListPage:
         """Link back to the list with its query and start."""
         kept = urlencode({key: query[key] for key in self.what.keys if query.get(key)})
         href = PAGES[self.what.page] + (f"?{kept}" if kept else "")
-        return pick(self.what.page, "", safe(f"← All {self.what.word}s"), class_="sp-back", href=href)
+        back = f"← All {self.what.word}s"
+        return pick(self.what.page, "", safe(t(back)), class_="sp-back", href=href)
 
 
 def fields_of(query: str) -> dict[str, str]:

@@ -9,10 +9,11 @@ from urllib.parse import urlencode
 
 from sqlalchemy import Select, or_
 
+from app.i18n import N_, t
 from app.paths import PAGES
 from app.widgets.elements import empty_state
 
-SORT_ORDERS = {"Newest first": "", "Oldest first": "oldest", "By name": "name"}
+SORT_ORDERS = {N_("Newest first"): "", N_("Oldest first"): "oldest", N_("By name"): "name"}
 """Label of a sort order → its value in the URL."""
 SORT_COLUMNS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "oldest": lambda table: (table.created_at, table.id),
@@ -73,9 +74,8 @@ def filtered_query(query: Select[Any], list_query: ListQuery) -> Select[Any]:
 
 def empty_list_html(query: ListQuery, word: str, *begin: str) -> str:
     """Text of an empty list; `word` is what the list contains, `begin` (text, link, link text) says how to add one."""
-    if query.is_filtered:
-        return empty_state("No matches", f"No {word} matches the filter and the search.")
-    return empty_state(f"No {word} yet", *begin)
+    none, empty = f"No {word} matches the filter and the search.", f"No {word} yet"
+    return empty_state(t("No matches"), t(none)) if query.is_filtered else empty_state(t(empty), *begin)
 
 
 def narrow_script(names: Iterable[str]) -> str:

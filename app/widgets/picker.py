@@ -9,6 +9,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.i18n import t
 from app.paths import PAGES
 from app.widgets.bulk import BULK_SCRIPT
 from app.widgets.elements import QUIET
@@ -89,11 +90,11 @@ def pager_links(page: Page[Any], address_of: Callable[[str], str]) -> str:
     if page.newer is None and page.older is None:
         return ""
     links = []
-    for text, offset in zip(("← Previous", "Next →"), (page.newer, page.older), strict=True):
+    for text, offset in zip((t("← Previous"), t("Next →")), (page.newer, page.older), strict=True):
         to = {"href": address_of(offset), "data_offset": offset} if offset is not None else {"aria_disabled": "true"}
         links.append(tag("span" if offset is None else "a", safe(text), class_="sp-small-button", **to))
     html = links[0] + tag("span", safe(page.range)) + links[1]
-    return tag("nav", html, class_="sp-pager", aria_label="Pages of this list")
+    return tag("nav", html, class_="sp-pager", aria_label=t("Pages of this list"))
 
 
 def table(
@@ -123,7 +124,7 @@ def table(
     html = tag("thead", head) + tag("tbody", body)
     html = tag("table", html, class_=style, aria_label=label, data_columns=columns_of if menu else None)
     tabindex = None if "<a " in body or "<button" in body else "0"
-    button = tag("button", "Columns", type="button", class_="sp-small-button", popovertarget="sp-columns")
+    button = tag("button", t("Columns"), type="button", class_="sp-small-button", popovertarget="sp-columns")
     bar = tag("span", safe(count)) + (button if menu else "")
     above = tag("div", bar, class_="sp-table-bar") if count else ""
     return above + tag("div", html, class_="sp-table-wrap", tabindex=tabindex)

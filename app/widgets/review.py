@@ -1,5 +1,6 @@
 """Review above a start button: the estimate, warnings and the equivalent command."""
 
+from app.i18n import N_, t
 from app.widgets.elements import notice, tiles
 from app.widgets.formatting import rounded, size
 from app.widgets.text import safe, tag
@@ -14,31 +15,32 @@ def review(estimate: Estimate, command: str) -> str:
 
 def figures(estimate: Estimate) -> str:
     """Tiles of the estimate: time, steps of a training, memory, disk."""
-    time = "unknown" if estimate.seconds is None else f"about {rounded(estimate.seconds)}"
+    time = t("unknown") if estimate.seconds is None else t("about {time}", time=rounded(estimate.seconds))
     return tiles(
         [
-            ("Time", time, f"from {estimate.basis}"),
-            *([("Steps", f"{estimate.steps:,}", estimate.step_note)] if estimate.steps else []),
+            (t("Time"), time, t("from {basis}", basis=t(estimate.basis))),
+            *([(t("Steps"), f"{estimate.steps:,}", estimate.step_note)] if estimate.steps else []),
             *(
-                [("GPU memory", size(estimate.gpu_memory), f"of {size(estimate.gpu_bytes)}")]
+                [(t("GPU memory"), size(estimate.gpu_memory), t("of {size}", size=size(estimate.gpu_bytes)))]
                 if estimate.gpu_bytes
                 else []
             ),
-            ("CPU memory", size(estimate.memory), f"{size(estimate.free_memory)} free now"),
-            ("Disk", size(estimate.disk), f"{size(estimate.free_disk)} free now"),
+            (t("CPU memory"), size(estimate.memory), t("{size} free now", size=size(estimate.free_memory))),
+            (t("Disk"), size(estimate.disk), t("{size} free now", size=size(estimate.free_disk))),
         ]
     )
 
 
 def line(estimate: Estimate) -> str:
     """The estimate in one line."""
-    time = "time unknown" if estimate.seconds is None else f"about {rounded(estimate.seconds)}"
-    steps = [f"{estimate.steps:,} steps"] if estimate.steps else []
-    words = " · ".join([time, *steps, f"{size(estimate.memory)} memory", f"{size(estimate.disk)} disk"])
+    time = t("time unknown") if estimate.seconds is None else t("about {time}", time=rounded(estimate.seconds))
+    steps = [t("{n:,} steps", n=estimate.steps)] if estimate.steps else []
+    space = [t("{size} memory", size=size(estimate.memory)), t("{size} disk", size=size(estimate.disk))]
+    words = " · ".join([time, *steps, *space])
     return tag("p", safe(words), class_="sp-review-line")
 
 
-def command_box(command: str, words: str = "Equivalent command") -> str:
+def command_box(command: str, words: str = N_("Equivalent command")) -> str:
     """A command line, to copy."""
-    label = tag("span", safe(words), class_="sp-tile-label") if words else ""
+    label = tag("span", safe(t(words)), class_="sp-tile-label") if words else ""
     return tag("div", label + tag("code", safe(command), class_="sp-command", tabindex="0"))

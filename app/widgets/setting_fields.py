@@ -6,13 +6,14 @@ from typing import Any
 
 import gradio as gr
 
+from app.i18n import t
 from models.methods.settings import Setting
 from workers.jobs.request import Request
 
 
 def setting_control(setting: Setting, elem_id: str, **options: Any) -> Any:
     """The control for one field, with its label, help and default; `options` replace these, or go to Gradio."""
-    common = {"label": setting.label, "info": setting.help, **options}
+    common = {"label": t(setting.label), "info": t(setting.help), **options}
     default = common.pop("value", None if setting.required else setting.default)
     if setting.kind is bool:
         return gr.Checkbox(bool(default), elem_id=elem_id, **common)

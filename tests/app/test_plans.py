@@ -100,7 +100,7 @@ def test_the_form_offers_the_drafts_of_its_base(filled):
         form = plan_view.PlanForm(filled, gr.Textbox())
     with reading(filled) as rows:
         box, draft, _ = form.view(rows, rows.get(Base, "base"), {"checkpoint": "heads"})
-        assert draft.choices == [("heads", "heads"), plan_view.NO_DRAFT] and draft.value == "heads" and box.open
+        assert draft.choices == [("heads", "heads"), plan_view.no_draft()] and draft.value == "heads" and box.open
         assert not form.view(rows, None, {})[0].visible
 
 

@@ -16,8 +16,12 @@ from babel.messages.extract import extract
 from babel.messages.pofile import read_po, write_po
 
 from app import i18n
-from models.methods import trees
+from app.changes import LISTINGS
+from models.methods import METHODS, SETTINGS, trees
+from models.methods.recipes import list_recipes
 from tracking.states import JobState
+from workers.jobs.estimates import UNKNOWN, UNMEASURED
+from workers.jobs.requests import KINDS, Evaluate, GenerateData, Matrix, PlanRequest, Quantize, Train
 
 CLONE = Path(__file__).resolve().parents[2]
 KEYWORDS = {"t": None, "plural": (1, 2), "N_": None}
@@ -40,10 +44,39 @@ SAME = {"Speculoos", "Hugging Face", "EAGLE", "Medusa"}
 
 def record_texts() -> set[str]:
     """Texts of records of other packages that the pages show through `t`."""
-    return {
-        trees.NOT_SAVED,
-        *(state.lower() for state in JobState),
+    return set().union(_of_trainings(), _of_settings(), _of_lists(), _of_jobs(), {trees.NOT_SAVED})
+
+
+def _of_trainings() -> set[str]:
+    methods = {text for record in METHODS.values() for text in (record.title, record.about)}
+    numbered = {f"{what} {{n}}" for what in ("head", "depth", "step", "position")}  # app/views/metrics_view.py
+    return methods | {recipe.about for recipe in list_recipes()} | numbered
+
+
+def _of_settings() -> set[str]:
+    shown = {
+        Train: ("processes", "sharding"),
+        Evaluate: ("endpoint_model", "plain_model", "limit", "max_tokens"),
+        Matrix: ("limit", "max_tokens"),
+        PlanRequest: ("batches", "layers"),
+        Quantize: ("scheme",),
+        GenerateData: tuple(name for name in GenerateData.options() if name != "endpoint"),
     }
+    settings = [*SETTINGS.values(), *(kind.options()[name] for kind, names in shown.items() for name in names)]
+    return {text for setting in settings for text in (setting.label, setting.help)}
+
+
+def _of_lists() -> set[str]:
+    """Texts about a row, which name its kind (app/widgets/list_page.py, list_query.py)."""
+    texts = ("This {} does not exist: it was deleted, or the URL is wrong.", "← All {}s", "No {} yet")
+    texts += ("No {} matches the filter and the search.",)
+    return {text.format(listing.word) for listing in LISTINGS for text in texts}
+
+
+def _of_jobs() -> set[str]:
+    units = {"steps", "rows", "responses", "questions", "cells", "measurements", "prompts", "layers", "recordings"}
+    states = {state.lower() for state in JobState}
+    return {kind.title for kind in KINDS} | units | states | {UNMEASURED, UNKNOWN}
 
 
 def messages() -> Catalog:
