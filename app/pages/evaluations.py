@@ -15,7 +15,7 @@ from app.views.job_rows import jobs_table
 from app.views.manage import build_list
 from app.views.matrix_form import MatrixForm, ServerForm
 from app.widgets.downloads import export_list, pressed
-from app.widgets.elements import block, notice, on_load, page_header
+from app.widgets.elements import block, closed_accordion, notice, on_load, page_header
 from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
 from app.widgets.picker import KEEP_FOCUS
@@ -31,10 +31,9 @@ from tracking.tables import Evaluation, Job
 
 PLANS = 5
 """Maximum number of plans below the leaderboard."""
-LEAD = "Acceptance and speed of drafts on suites of questions, with intervals."
+LEAD = "How much faster each draft is, measured on sets of questions."
 FILTERS = {
     "base": "Base model",
-    "checkpoint": "Draft",
     "suite": "Questions",
     "prompts": "Number of questions",
     "temperature": "Temperature",
@@ -61,17 +60,21 @@ class Leaderboard(Listing):
 
     def fields(self) -> dict[str, Any]:
         """Parameter of the URL → its control above the list."""
-        with gr.Row(elem_classes="sp-filters"):
-            return {
-                key: dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
-                for key, label in {**FILTERS, "sort": "Sort"}.items()
-            }
+
+        def field(key: str, label: str) -> gr.Dropdown:
+            return dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
+
+        with gr.Row():
+            main = {"checkpoint": field("checkpoint", "Draft"), "sort": field("sort", "Sort")}
+        with closed_accordion("More filters", elem_id="evaluations-filters"), gr.Row(elem_classes="sp-filters"):
+            return main | {key: field(key, label) for key, label in FILTERS.items()}
 
     def field_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         """The boxes, with the choices of all evaluations."""
         view, choices = self.query_of(query), board.filter_choices(session)
-        boxes = [_box([("All", ""), *choices[key]], getattr(view, key)) for key in FILTERS]
-        return [*boxes, _box([*SORTS.items()], "" if view.sort == DEFAULT_SORT else view.sort)]
+        values = {key: getattr(view, key) for key in ("checkpoint", *FILTERS)}
+        checkpoint, *boxes = (_box([("All", ""), *choices[key]], value) for key, value in values.items())
+        return [checkpoint, _box([*SORTS.items()], "" if view.sort == DEFAULT_SORT else view.sort), *boxes]
 
 
 def _box(choices: list[tuple[str, str]], value: str) -> gr.Dropdown:
@@ -83,8 +86,8 @@ def table(session: Session, view: LeaderboardView, offset: str = "") -> str:
     """A page of the leaderboard, with its chart."""
     page = page_of(session, view.select(), offset[:64])
     names = leaderboard.names_of(session, page.rows)
-    listed = leaderboard.download_link(view, page) + leaderboard.leaderboard(page, names, view)
-    return listed + leaderboard.chart(page.rows, names, view) + plans(session)
+    listed = leaderboard.leaderboard(page, names, view) + leaderboard.chart(page.rows, names, view)
+    return listed + plans(session)
 
 
 def plans(session: Session) -> str:

@@ -84,7 +84,7 @@ def build(settings: Settings) -> None:
 
 
 def build_add(settings: Settings) -> None:
-    with closed_accordion("Add a model", elem_id="models-add"):
+    with closed_accordion("Add a model", elem_id="models-add", elem_classes="sp-action"):
         source = gr.Radio(list(SOURCES), value="Hub id", label="Source", elem_id="models-source")
         with gr.Row():
             placeholder, info = HINTS["Hub id"]

@@ -4,6 +4,7 @@ Settings that are read at startup or open the server to others are read-only: th
 that sets them and, for secrets, only whether they are set.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -117,11 +118,14 @@ def health_table(settings: Settings) -> str:
 
 def health_html(parts: Mapping[str, HealthPart]) -> str:
     failed = [name for name, part in parts.items() if not part.ok]
-    top = notice(f"Failed: {', '.join(failed)}.", "bad") if failed else notice("All checks passed.", "good")
+    hints = Counter(part.hint for part in parts.values() if part.hint)
+    shared = " ".join(hint for hint, times in hints.items() if times > 1)
+    top = notice(f"Failed: {', '.join(failed)}. {shared}", "bad") if failed else notice("All checks passed.", "good")
     rows = []
     for name, part in sorted(parts.items(), key=lambda item: item[1].ok):
         mark = badge("OK", "good") if part.ok else badge("failed", "bad")
-        hint = tag("span", safe_with_code(" " + part.hint), class_="sp-row-note") if part.hint else ""
+        own = hints[part.hint] == 1
+        hint = tag("span", safe_with_code(" " + part.hint), class_="sp-row-note") if own else ""
         rows.append([mark, safe(name), safe(part.detail) + hint])
     return tag("div", top + table(["State", "Check", "Result"], rows, "Health"), class_="sp-stack")
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from app.links import model_link
 from app.paths import PAGES
 from app.views import export_rows
+from app.views.leaderboard import prompts_words
 from app.widgets.bulk import bulk_bar, row_checkbox
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
@@ -18,6 +19,7 @@ from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtere
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
 from models.methods import METHODS
+from speculoos.suites import BUILT_IN_SUITE_NAME
 from tracking import queries
 from tracking.evaluations import REPLAYED, THIS_INSTALLATION, finite_number, is_replay
 from tracking.paging import page
@@ -53,12 +55,15 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
 
 
 def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """checkpoint id → result of its last evaluation, among those at default settings: greedy, with the checkpoint's own
-    tree, on the local engine. Replays do not count: they measure no speed."""
+    """checkpoint id → result of its last evaluation on the built-in questions, else on others, with what they are under
+    QUESTIONS; among those at default settings: greedy, with the checkpoint's own tree, on the local engine. Replays do
+    not count: they measure no speed."""
     defaults = {"temperature": 0, "tree": "", "source": "", "matrix_id": None}
     query = select(Evaluation).filter_by(**defaults).where(Evaluation.checkpoint_id.in_(checkpoint_ids))
-    query = query.order_by(Evaluation.created_at)
-    return {e.checkpoint_id: e.result for e in session.scalars(query) if e.result and not is_replay(e.result)}
+    rows = session.scalars(query.order_by(Evaluation.suite == BUILT_IN_SUITE_NAME, Evaluation.created_at))
+    measured = [row for row in rows if row.result and not is_replay(row.result)]
+    words = (", ".join(filter(None, (row.questions, prompts_words(row)))) for row in measured)
+    return {row.checkpoint_id: {**row.result, QUESTIONS: text} for row, text in zip(measured, words, strict=True)}
 
 
 def signature(session: Session) -> str:
@@ -102,13 +107,14 @@ def row_cells(
     name += pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name", **attributes)
     more, speedup = (checkpoint.config or {}).get("more_dataset_ids"), finite_number(figures.get("speedup"))
     data = names.get(checkpoint.dataset_id or "", checkpoint.config.get("data") or "–")
+    basis = _small(tau_source(figures), figures.get(QUESTIONS))
     source = _small(REFERENCE * bool(figures.get(REFERENCE)))
     return [
         name + state_mark(checkpoint),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
         safe(data + (f" + {len(more)}" if more else "")),
-        safe(figure(finite_number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
+        safe(figure(finite_number(figures.get("mean_accepted_length")))) + basis,
         safe(f"{speedup:.2f}×") + source if speedup is not None else "–",
         safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
         safe(ago(checkpoint.created_at)),
@@ -136,6 +142,8 @@ def is_imported(checkpoint: Checkpoint) -> bool:
     return str(checkpoint.config.get("source")) in SOURCE_WORDS
 
 
+QUESTIONS = "questions"
+"""Key of the questions of a measurement."""
 REFERENCE = "reference"
 """Key that marks figures from a checkpoint's files, and the label beside them."""
 OF_A_MEASUREMENT = ("mean_accepted_length", "acceptance_by_depth", "speedup", "tokens_per_second", "measured_on")
@@ -213,7 +221,8 @@ def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
         return "estimated on held-out conversations"
     if figures.get(REFERENCE):
         return REFERENCE_WORDS
-    return interval(figures, "mean_accepted_length") or "tokens per verification"
+    known = (interval(figures, "mean_accepted_length"), figures.get(QUESTIONS))
+    return " · ".join(filter(None, known)) or "tokens per verification"
 
 
 def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
@@ -306,8 +315,8 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def _small(words: str) -> str:
-    return tag("div", row_note(words)) if words else ""
+def _small(words: str, title: str | None = None) -> str:
+    return tag("div", row_note(words), title=title) if words else ""
 
 
 def _link(to: str, text: str) -> str:

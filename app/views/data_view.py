@@ -1,6 +1,6 @@
 """HTML of datasets: the list, the facts, rows left out of an import, and rows with their loss mask."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from app.views.job_view import banner, job_line
@@ -14,7 +14,9 @@ from tracking.tables import Base, Dataset, Job
 
 KINDS = {"prompts": "Prompts", "conversations": "Conversations"}
 STATES = {"pending": ("In progress", "info"), "failed": ("Failed", "bad"), "ready": ("Ready", "good")}
-SHOWN_BAD = 50
+SHOWN_SPANS = 20
+"""Maximum number of ranges of skipped lines of one reason."""
+EXAMPLE = 'Expected lines such as `{"prompt": "…"}`.'
 COLUMNS = ["Dataset", "Kind", "Rows", "State", "Created"]
 
 
@@ -45,8 +47,9 @@ def title(data: Dataset) -> str:
 def state(data: Dataset, job: Job | None, progress: str) -> str:
     """`progress` of the job that makes the dataset, or what to know about its rows."""
     if data.state != "ready":
-        gone = "This dataset was not finished and its job was deleted; create it again."
-        return progress or notice(gone, "bad")
+        first = next(iter(reasons(data)), "")
+        words = f"No row could be used: {first} {EXAMPLE}" if first else "This dataset was not finished."
+        return progress or notice(words, "bad", "/data", "Import again")
     complete = (data.report or {}).get("complete", True)
     html = ("" if complete else notice(CUT_SHORT, "info")) + _truncation_warning(data)
     if job is None or job.state not in (("FAILED", "CANCELLED") if complete else ("FAILED",)):
@@ -146,14 +149,33 @@ def _pairs(points: Any) -> list[tuple[float, float]]:
 
 
 def bad_rows(data: Dataset) -> str:
-    bad = [row for row in (data.report or {}).get("bad") or [] if isinstance(row, dict)]
-    if not bad:
+    """Lines that an import skipped, by reason; "" without any."""
+    rows = [[safe(line_ranges(lines)), safe(reason)] for reason, lines in reasons(data).items()]
+    if not rows:
         return ""
-    rows = [[safe(row.get("line", "?")), safe(row.get("reason", ""))] for row in bad[:SHOWN_BAD]]
-    remaining = data.bad_rows - len(rows)
-    more = tag("p", safe(f"… and {remaining:,} more."), class_="sp-lead") if remaining > 0 else ""
     head = notice(f"{data.bad_rows:,} rows could not be used and were skipped.", "warn")
-    return tag("div", head + table(["Line", "Reason"], rows, "Skipped rows", named=("Line",)) + more, class_="sp-stack")
+    return tag("div", head + table(["Lines", "Reason"], rows, "Skipped rows", named=("Lines",)), class_="sp-stack")
+
+
+def reasons(data: Dataset) -> dict[str, list[Any]]:
+    """Reason → lines of the first rows that an import skipped."""
+    found: dict[str, list[Any]] = {}
+    for row in (data.report or {}).get("bad") or []:
+        if isinstance(row, dict):
+            found.setdefault(str(row.get("reason", "")), []).append(row.get("line", "?"))
+    return found
+
+
+def line_ranges(lines: Sequence[Any]) -> str:
+    """`[1, 2, 3, 7]` → "1–3, 7"."""
+    spans: list[list[Any]] = []
+    for line in lines:
+        if spans and isinstance(line, int) and spans[-1][1] == line - 1:
+            spans[-1][1] = line
+        else:
+            spans.append([line, line])
+    words = [f"{first}–{last}" if first != last else str(first) for first, last in spans[:SHOWN_SPANS]]
+    return ", ".join(words) + (", …" if len(spans) > SHOWN_SPANS else "")
 
 
 LEGEND = tag("span", tag("span", "marked", class_="sp-in-loss") + " text is trained on")

@@ -47,7 +47,7 @@ FIELDS = {"prompt": "Column of the prompt", "answer": "Column of the response", 
 class ImportForm:
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Import a file or Hub dataset", elem_id="data-import") as box:
+        with closed_accordion("Import a file or Hub dataset", elem_id="data-import", elem_classes="sp-action") as box:
             block(tag("p", safe(f"Formats: {SHAPES}. Max {settings.max_upload_mb} MB."), class_="sp-lead"))
             with gr.Row():
                 upload = upload_box(label="File", file_types=TYPES, elem_id="data-upload", height=230)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.widgets import spreadsheet
-from app.widgets.elements import empty_state, link_button, row_note
+from app.widgets.elements import empty_state, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, bar_chart
 from app.widgets.picker import pager_links, pick, table
@@ -25,7 +25,7 @@ from workers.jobs.requests import Evaluate, ReplayRequest, from_json
 COLUMNS = {
     "Model": "model",
     "Questions": "suite",
-    "T": "temperature",
+    "Temperature": "temperature",
     "Tree": "tree",
     "Speedup": "speedup",
     "τ": "tau",
@@ -40,6 +40,7 @@ CSV = (
     *("machine", "speedup", "speedup_low", "speedup_high", "tau", "tau_low", "tau_high", "tokens_per_second"),
     *("plain_tokens_per_second", "prompts", "max_tokens", "created_at", "measured_at", "note", "command"),
 )
+SPEEDUP_BASIS = ". Local engine: time of decoding steps, without the prompt. Servers: end to end, as a client measures."
 Names = Mapping[str, str]
 
 
@@ -60,7 +61,11 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
         return empty_leaderboard(view)
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
-    listed = table(list(COLUMNS), rows, "Evaluations", True, NAMED, heads, shown.words("evaluation"))
+    file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
+    tools = tag("a", "CSV", href=file, class_="sp-small-button", download="")
+    if view.filtered:
+        tools = tag("a", "Show all", href=address(LeaderboardView(sort=view.sort)), class_="sp-small-button") + tools
+    listed = table(list(COLUMNS), rows, "Evaluations", True, NAMED, heads, shown.words("evaluation"), tools)
     return listed + pager_links(shown, lambda offset: address(view, **{"from": offset}))
 
 
@@ -71,7 +76,7 @@ def prompts_words(row: Evaluation) -> str:
 
 
 def empty_leaderboard(view: LeaderboardView) -> str:
-    if view != LeaderboardView(sort=view.sort):
+    if view.filtered:
         return empty_state("No matches", "No evaluation matches the filters.", "/results", "Show all")
     return empty_state(
         "No evaluations yet",
@@ -123,15 +128,14 @@ def settings_words(row: Evaluation) -> str:
     return " · ".join(filter(None, parts))
 
 
+def limits_words(row: Evaluation) -> str:
+    """`bfloat16 · max 128 tokens`."""
+    most = (row.result or {}).get("max_tokens")
+    return " · ".join(filter(None, (row.dtype, f"max {most} tokens" if most else "")))
+
+
 def tree_words(row: Evaluation) -> str:
-    return row.tree or ("" if row.source or not row.checkpoint_id else "its own tree")
-
-
-def download_link(view: LeaderboardView, shown: Page[Evaluation]) -> str:
-    if not shown.total:
-        return ""
-    file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
-    return tag("div", link_button(f"CSV of {shown.counted}", file, download=True), class_="sp-links")
+    return row.tree or ("" if row.source or not row.checkpoint_id else "the draft's own tree")
 
 
 def address(view: LeaderboardView, **more: str) -> str:
@@ -172,21 +176,24 @@ def _record(row: Evaluation, names: Names) -> dict[str, Any]:
 def _head(column: str, key: str, view: LeaderboardView) -> str:
     orders = {key: (" ↑", "ascending"), f"-{key}": (" ↓", "descending")}
     sign, words = orders.get(view.sort, ("", "by another column"))
-    title = f"Sort by {column}, now {words}"
+    title = f"Sort by {column}, now {words}" + (SPEEDUP_BASIS if key == "speedup" else "")
     return tag("a", safe(column + sign), href=address(view.sorted_by(key)), data_pick="", title=title)
 
 
 def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:
-    words = safe(model_words(row, names))
+    words, where = (
+        safe(model_words(row, names)),
+        f"server {row.source}, {row.machine}" if row.source else row.machine or "–",
+    )
     name = pick("evaluations", row.id, words, href=address(view, id=row.id), class_="sp-row-name")
     return [
         name + row_note(row.note),
         safe(row.questions or "–") + tag("div", row_note(prompts_words(row))),
         safe(f"{row.temperature:g}"),
-        safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
-        figure_cell(row, "speedup", " ×"),
+        safe(row.tree or ("–" if row.source or not row.checkpoint_id else "the draft's own")),
+        figure_cell(row, "speedup", " ×") + row_note("end to end" if row.source and row.speedup else ""),
         figure_cell(row, "tau"),
         safe(figure(row.tokens_per_second, 1)),
-        safe(f"server {row.source}" if row.source else row.machine or "–"),
+        safe(where) + tag("div", row_note(limits_words(row))),
         safe(ago(row.measured_at)),
     ]

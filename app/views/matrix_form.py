@@ -31,7 +31,7 @@ class MatrixForm:
     """Evaluation matrix: values to combine, estimate, start. `opened` has the values of `outputs`."""
 
     def __init__(self, settings: Settings):
-        with closed_accordion("Evaluate drafts on suites", elem_id="matrix") as box:
+        with closed_accordion("Evaluate drafts", elem_id="matrix", elem_classes="sp-action") as box:
             with gr.Row():
                 models = dropdown([], multiselect=True, label="Models", elem_id="matrix-models")
                 suites = dropdown([], multiselect=True, label="Suites", elem_id="matrix-suites")
