@@ -8,6 +8,7 @@ import gradio as gr
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, t
 from app.links import on_event_open
 from app.turns import run_again
 from app.views import evaluation_view, leaderboard
@@ -31,23 +32,23 @@ from tracking.tables import Evaluation, Job
 
 PLANS = 5
 """Maximum number of plans below the leaderboard."""
-LEAD = "How much faster each draft is, measured on sets of questions."
+LEAD = N_("How much faster each draft is, measured on sets of questions.")
 FILTERS = {
-    "base": "Base model",
-    "suite": "Questions",
-    "prompts": "Number of questions",
-    "temperature": "Temperature",
-    "tree": "Tree",
-    "machine": "Machine",
-    "source": "Engine",
+    "base": N_("Base model"),
+    "suite": N_("Questions"),
+    "prompts": N_("Number of questions"),
+    "temperature": N_("Temperature"),
+    "tree": N_("Tree"),
+    "machine": N_("Machine"),
+    "source": N_("Engine"),
 }
 SORTS = {
-    "Speedup": "",
+    N_("Speedup"): "",
     "τ": "-tau",
-    "Tokens per second": "-speed",
-    "Newest": "-made",
-    "Model": "model",
-    "Questions": "suite",
+    N_("Tokens per second"): "-speed",
+    N_("Newest"): "-made",
+    N_("Model"): "model",
+    N_("Questions"): "suite",
 }
 
 
@@ -65,16 +66,23 @@ class Leaderboard(Listing):
             return dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
 
         with gr.Row():
-            main = {"checkpoint": field("checkpoint", "Draft"), "sort": field("sort", "Sort")}
-        with closed_accordion("More filters", elem_id="evaluations-filters"), gr.Row(elem_classes="sp-filters"):
-            return main | {key: field(key, label) for key, label in FILTERS.items()}
+            main = {"checkpoint": field("checkpoint", t("Draft")), "sort": field("sort", t("Sort"))}
+        with closed_accordion(t("More filters"), elem_id="evaluations-filters"), gr.Row(elem_classes="sp-filters"):
+            return main | {key: field(key, t(label)) for key, label in FILTERS.items()}
 
     def field_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         """The boxes, with the choices of all evaluations."""
         view, choices = self.query_of(query), board.filter_choices(session)
         values = {key: getattr(view, key) for key in ("checkpoint", *FILTERS)}
-        checkpoint, *boxes = (_box([("All", ""), *choices[key]], value) for key, value in values.items())
-        return [checkpoint, _box([*SORTS.items()], "" if view.sort == DEFAULT_SORT else view.sort), *boxes]
+        checkpoint, *boxes = (
+            _box([(t("All"), ""), *((t(label), each) for label, each in choices[key])], value)
+            for key, value in values.items()
+        )
+        return [
+            checkpoint,
+            _box([(t(label), value) for label, value in SORTS.items()], "" if view.sort == DEFAULT_SORT else view.sort),
+            *boxes,
+        ]
 
 
 def _box(choices: list[tuple[str, str]], value: str) -> gr.Dropdown:
@@ -93,7 +101,7 @@ def table(session: Session, view: LeaderboardView, offset: str = "") -> str:
 def plans(session: Session) -> str:
     """The newest plans; "" without any."""
     jobs = list(session.scalars(listing.newest().where(Job.kind == "plan").limit(PLANS)))
-    return tag("h2", "Plans", class_="sp-section") + jobs_table(jobs, {}, as_links=True) if jobs else ""
+    return tag("h2", t("Plans"), class_="sp-section") + jobs_table(jobs, {}, as_links=True) if jobs else ""
 
 
 def signature(session: Session) -> str:
@@ -116,7 +124,7 @@ EVALUATIONS = Leaderboard(
 
 
 def build(settings: Settings) -> None:
-    page_header("Results", LEAD)
+    page_header(t("Results"), t(LEAD))
     build_list(settings, EVALUATIONS, EvaluationPanel, build_forms)
 
 

@@ -8,6 +8,7 @@ import gradio as gr
 
 from app import visitor
 from app.draft_source import LAYOUTS, SOURCES, DraftForm, files_of, link_uploads, request_of
+from app.i18n import N_, t
 from app.links import on_event_open
 from app.views import choices
 from app.views.manage import SMALL
@@ -25,49 +26,54 @@ from workers.jobs.request import command_for
 from workers.jobs.requests import ImportDraft
 from workers.jobs.submit import submit
 
-LEAD = "Medusa, EAGLE or EAGLE-3 heads, or a small model with the base model's vocabulary."
+LEAD = N_("Medusa, EAGLE or EAGLE-3 heads, or a small model with the base model's vocabulary.")
 HINTS = {
-    "Hub id": (
+    N_("Hub id"): (
         "owner/name or owner/name@revision",
-        "From the Hugging Face Hub; gated ones need a token: see Settings.",
+        N_("From the Hugging Face Hub; gated ones need a token: see Settings."),
     ),
-    "Upload": ("", ""),
-    "Local folder": ("/path/to/folder", "A folder on this server with config.json and weights."),
+    N_("Upload"): ("", ""),
+    N_("Local folder"): ("/path/to/folder", N_("A folder on this server with config.json and weights.")),
 }
 WIDE = 300
 """Minimum width in pixels of a box beside another one."""
-READ = "Rejected if it does not fit the base model. Pickle files are loaded without executing code."
+READ = N_("Rejected if it does not fit the base model. Pickle files are loaded without executing code.")
 
 
 class AddDraft:
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Add a published draft", elem_id="drafts-add", elem_classes="sp-action") as box:
-            block(tag("p", safe(LEAD), class_="sp-lead"))
+        with closed_accordion(t("Add a published draft"), elem_id="drafts-add", elem_classes="sp-action") as box:
+            block(tag("p", safe(t(LEAD)), class_="sp-lead"))
             with gr.Row(equal_height=True):
                 self.base = dropdown(
                     [],
-                    label="Base model",
-                    info="The model that the draft was trained for.",
+                    label=t("Base model"),
+                    info=t("The model that the draft was trained for."),
                     elem_id="drafts-base",
                     min_width=WIDE,
                 )
-                sources = [*SOURCES]
                 self.source = gr.Radio(
-                    sources, value=sources[0], label="Source", elem_id="drafts-source", min_width=WIDE
+                    [(t(name), name) for name in SOURCES],
+                    value=next(iter(SOURCES)),
+                    label=t("Source"),
+                    elem_id="drafts-source",
+                    min_width=WIDE,
                 )
-            placeholder, info = HINTS["Hub id"]
-            self.location = one_line("Location", "drafts-location", placeholder=placeholder, info=info)
-            label = f"config.json and weights, max {settings.max_upload_mb} MB in total"
+            placeholder, info = HINTS[next(iter(SOURCES))]
+            self.location = one_line(t("Location"), "drafts-location", placeholder=placeholder, info=t(info))
+            label = t("config.json and weights, max {size} MB in total", size=settings.max_upload_mb)
             files = upload_box(label=label, file_count="multiple", elem_id="drafts-files", height=150, visible=False)
             with gr.Row():
                 called = {"max_length": 200, "min_width": WIDE}
-                name = one_line("Name (optional)", "drafts-name", **called)
-                info = "Overrides detection."
-                layout = dropdown(LAYOUTS, value="", label="Format", info=info, elem_id="drafts-layout", min_width=WIDE)
+                name = one_line(t("Name (optional)"), "drafts-name", **called)
+                info = t("Overrides detection.")
+                layout = dropdown(
+                    LAYOUTS, value="", label=t("Format"), info=info, elem_id="drafts-layout", min_width=WIDE
+                )
             review, message = block(elem_id="drafts-review"), block(elem_id="drafts-said")
             with gr.Row(elem_classes="sp-buttons"):
-                start = gr.Button("Add draft", variant="primary", elem_id="drafts-submit", **SMALL)
+                start = gr.Button(t("Add draft"), variant="primary", elem_id="drafts-submit", **SMALL)
         fields = [self.source, self.base, self.location, files, layout, name]
         self.kept = {field.elem_id: field for field in (self.source, self.base, self.location, layout, name)}
         keep_in_address(self.kept)
@@ -84,7 +90,7 @@ class AddDraft:
             bases = choices.bases(session)
         box = gr.Accordion(open=True) if known or "base" in query else gr.skip()
         base = choices.valid_choice(bases, known.get("drafts-base") or query.get("base"))
-        files = gr.File(visible=known.get("drafts-source") == "Upload")
+        files = gr.File(visible=SOURCES.get(known.get("drafts-source")) == "upload")
         values = {name: known.get(name, gr.skip()) for name in self.kept}
         return [box, files, *(values | {"drafts-base": gr.Dropdown(bases, value=base)}).values()]
 
@@ -96,7 +102,7 @@ class AddDraft:
             return ""
         request, base = self._checked(form)
         command = command_box(command_for(request, {base.id: base.name}, form.name))
-        return tag("div", tag("p", safe(READ), class_="sp-hint") + command, class_="sp-stack")
+        return tag("div", tag("p", safe(t(READ)), class_="sp-hint") + command, class_="sp-stack")
 
     @show_errors("")
     def add(self, *values: Any) -> tuple[str, str]:
@@ -122,5 +128,5 @@ class AddDraft:
 
 def hint(source: str) -> tuple[Any, Any]:
     placeholder, info = HINTS[source]
-    is_upload = source == "Upload"
-    return gr.Textbox(placeholder=placeholder, info=info, visible=not is_upload), gr.File(visible=is_upload)
+    is_upload = SOURCES[source] == "upload"
+    return gr.Textbox(placeholder=placeholder, info=t(info), visible=not is_upload), gr.File(visible=is_upload)

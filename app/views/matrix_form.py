@@ -8,6 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.forms import BUILT_IN, PAIR, matrix_request, served_request
+from app.i18n import N_, plural, t
 from app.views.choices import Choices
 from app.views.job_forms import JobForm
 from app.widgets.elements import block, closed_accordion
@@ -23,27 +24,27 @@ from workers.jobs import matrix
 from workers.jobs.evaluate import suite_of
 from workers.jobs.requests import Evaluate, Matrix
 
-TREES = "own: the draft's tuned tree · chain 4 · tree 4x2x1 · ngram (no draft) · or options as JSON. One per line."
-SERVER = "A server of settings.toml: vLLM, SGLang, TensorRT-LLM or Speculoos, which reports its acceptance."
+TREES = N_("own: the draft's tuned tree · chain 4 · tree 4x2x1 · ngram (no draft) · or options as JSON. One per line.")
+SERVER = N_("A server of settings.toml: vLLM, SGLang, TensorRT-LLM or Speculoos, which reports its acceptance.")
 
 
 class MatrixForm:
     """Evaluation matrix: values to combine, estimate, start. `opened` has the values of `outputs`."""
 
     def __init__(self, settings: Settings):
-        with closed_accordion("Evaluate drafts", elem_id="matrix", elem_classes="sp-action") as box:
+        with closed_accordion(t("Evaluate drafts"), elem_id="matrix", elem_classes="sp-action") as box:
             with gr.Row():
-                models = dropdown([], multiselect=True, label="Models", elem_id="matrix-models")
-                suites = dropdown([], multiselect=True, label="Suites", elem_id="matrix-suites")
+                models = dropdown([], multiselect=True, label=t("Models"), elem_id="matrix-models")
+                suites = dropdown([], multiselect=True, label=t("Suites"), elem_id="matrix-suites")
             with gr.Row():
                 temperatures = gr.Textbox(
-                    "0", label="Temperatures", info="0: greedy; several: 0, 1", elem_id="matrix-temperatures"
+                    "0", label=t("Temperatures"), info=t("0: greedy; several: 0, 1"), elem_id="matrix-temperatures"
                 )
                 limit, tokens = size_controls(Matrix, "matrix")
-            trees = gr.Textbox("own", label="Trees", info=TREES, lines=2, max_lines=8, elem_id="matrix-trees")
+            trees = gr.Textbox("own", label=t("Trees"), info=t(TREES), lines=2, max_lines=8, elem_id="matrix-trees")
             fields = {"models": models, "suites": suites, "temperatures": temperatures, "tree_lines": trees}
             fields |= {"limit": limit, "max_tokens": tokens}
-            self.form = JobForm(settings, "matrix", "Start evaluation", fields, matrix_request, note=cells_note)
+            self.form = JobForm(settings, "matrix", t("Start evaluation"), fields, matrix_request, note=cells_note)
         self.form.keep()
         self.outputs = [box, *self.form.outputs]
 
@@ -59,25 +60,25 @@ class ServerForm:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Evaluate a server", elem_id="served") as box:
-            block(tag("p", safe(SERVER), class_="sp-lead"))
+        with closed_accordion(t("Evaluate a server"), elem_id="served") as box:
+            block(tag("p", safe(t(SERVER)), class_="sp-lead"))
             with gr.Row():
-                endpoint = dropdown([], label="Server", elem_id="served-endpoint")
+                endpoint = dropdown([], label=t("Server"), elem_id="served-endpoint")
                 model = setting_control(Evaluate.options()["endpoint_model"], "served-model")
                 plain = setting_control(Evaluate.options()["plain_model"], "served-plain")
             with gr.Row():
-                serves = dropdown([], label="Model it serves", elem_id="served-serves")
-                suite = dropdown([], label="Suite", elem_id="served-suite")
+                serves = dropdown([], label=t("Model it serves"), elem_id="served-serves")
+                suite = dropdown([], label=t("Suite"), elem_id="served-suite")
                 limit, tokens = size_controls(Evaluate, "served")
             fields = {"endpoint": endpoint, "model": model, "plain_model": plain, "serves": serves, "suite": suite}
             fields |= {"limit": limit, "max_tokens": tokens}
-            self.form = JobForm(settings, "served", "Start evaluation", fields, served_request)
+            self.form = JobForm(settings, "served", t("Start evaluation"), fields, served_request)
         self.form.keep()
         self.outputs = [box, *self.form.outputs]
 
     def opened(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         endpoints = [(name, name) for name in self.settings.current().endpoints]
-        models = [("unknown", ""), *model_choices(session)]
+        models = [(t("unknown"), ""), *model_choices(session)]
         choices = {"endpoint": endpoints, "serves": models, "suite": suite_choices(session)}
         return [opened_box(self.form, query), *self.form.fill(query, {}, choices)]
 
@@ -95,7 +96,7 @@ def size_controls(kind: type[Evaluate | Matrix], prefix: str) -> list[Any]:
 
 def cells_note(session: Session, request: Matrix) -> str:
     count = len(matrix.matrix_evaluations(session, request))
-    return tag("p", safe(f"{count:,} evaluation{'' if count == 1 else 's'}."), class_="sp-lead")
+    return tag("p", safe(plural("{n:,} evaluation.", "{n:,} evaluations.", count)), class_="sp-lead")
 
 
 def model_choices(session: Session) -> Choices:
@@ -106,7 +107,7 @@ def model_choices(session: Session) -> Choices:
         drafts.setdefault(base_id, []).append((name, row_id))
     options: Choices = []
     for base in session.scalars(queries.listed(Base, ready_only=True)):
-        options.append((f"{base.name}, no draft", f"{base.id}{PAIR}"))
+        options.append((t("{name}, no draft", name=base.name), f"{base.id}{PAIR}"))
         options += [(f"{base.name}@{name}", f"{base.id}{PAIR}{row_id}") for name, row_id in drafts.get(base.id, ())]
     return options
 
@@ -121,4 +122,4 @@ def suite_choices(session: Session) -> Choices:
 def words(data: Dataset) -> str:
     known = suite_title((data.config or {}).get("suite") or "")
     name = f"{known} ({data.name})" if known and known != data.name else data.name
-    return f"{name} · {data.rows:,} questions"
+    return f"{name} · " + plural("{n:,} question", "{n:,} questions", data.rows)
