@@ -89,9 +89,8 @@ def build(settings: Settings) -> None:
 
 def build_add(settings: Settings) -> None:
     with closed_accordion(t("Add a model"), elem_id="models-add", elem_classes="sp-action"):
-        source = gr.Radio(
-            [(t(name), name) for name in SOURCES], value=FIRST_SOURCE, label=t("Source"), elem_id="models-source"
-        )
+        sources = [(t(name), name) for name in SOURCES]
+        source = gr.Radio(sources, value=FIRST_SOURCE, label=t("Source"), elem_id="models-source")
         with gr.Row():
             placeholder, info = HINTS[FIRST_SOURCE]
             location = one_line(t("Location"), "models-location", placeholder=placeholder, info=t(info), scale=3)
@@ -167,11 +166,9 @@ def train_link(base: Base) -> str:
 def line(base: Base) -> str:
     """`LlamaForCausalLM · 135 M parameters · float32`."""
     card = base.card or {}
-    parts = [
-        card.get("architecture"),
-        t("{count} parameters", count=count(card["parameters"])) if card.get("parameters") else "",
-    ]
-    return " · ".join(p for p in (*parts, card.get("quantization") or card.get("dtype")) if p) or base.location
+    parameters = t("{count} parameters", count=count(card["parameters"])) if card.get("parameters") else ""
+    parts = (card.get("architecture"), parameters, card.get("quantization") or card.get("dtype"))
+    return " · ".join(filter(None, parts)) or base.location
 
 
 def state(session: Session, base: Base) -> str:
@@ -215,10 +212,7 @@ def details(base: Base) -> str:
             (t("Parameters"), f"{card['parameters']:,}" if card.get("parameters") else ""),
             (t("Layers"), card.get("layers")),
             (t("Hidden size"), card.get("hidden_size")),
-            (
-                t("Attention heads"),
-                t("{heads} ({kv_heads} key-value)", heads=heads, kv_heads=kv_heads) if heads else "",
-            ),
+            (t("Attention heads"), heads and t("{heads} ({kv_heads} key-value)", heads=heads, kv_heads=kv_heads)),
             (t("Vocabulary"), f"{card['vocabulary']:,}" if card.get("vocabulary") else ""),
             (t("Context length"), plural("{n:,} token", "{n:,} tokens", longest) if longest else ""),
             (t("Data type"), card.get("dtype")),

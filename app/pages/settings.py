@@ -12,7 +12,7 @@ from functools import partial
 import gradio as gr
 from sqlalchemy.engine import make_url
 
-from app.i18n import N_, plural, t
+from app.i18n import COOKIE, LANGUAGES, N_, plural, t
 from app.paths import PAGES
 from app.views.manage import SMALL
 from app.views.server_forms import build_servers
@@ -88,6 +88,8 @@ def build_general(settings: Settings) -> None:
     again = gr.Button(t("Check again"), elem_id="settings-check", **SMALL)
     section(t("Storage"))
     block(storage_facts(settings), elem_id="settings-storage")
+    section(t("Language"))
+    on_load(language_choice, block(elem_id="settings-language"))
     section(t("Theme"), t("The button at the top right switches between light, dark and the system's theme."))
 
     def first(request: gr.Request) -> str:
@@ -95,6 +97,14 @@ def build_general(settings: Settings) -> None:
 
     on_load(first, health)
     again.click(partial(health_table, settings), None, health, **{**QUIET, "show_progress": "minimal"})
+
+
+def language_choice(request: gr.Request) -> str:
+    """The languages, by their own names; static/shell.js stores the chosen one."""
+    chosen, options = request.cookies.get(COOKIE, ""), ""
+    for name, words in {"": t("Browser's language"), **LANGUAGES}.items():
+        options += tag("option", safe(words), value=name, selected=name == chosen)
+    return tag("select", options, class_="sp-small-button", data_sp="language", aria_label=t("Language"))
 
 
 def build_environment(settings: Settings) -> None:
@@ -159,9 +169,8 @@ def limits(settings: Settings) -> str:
             row = [t(LABELS[each.name]), t("set") if value else t("not set"), f"{variable}_FILE=/path/of/a/file"]
         (others if value == default else changed).append(row)
     html = _environment(changed) if changed else tag("p", t("Every setting has its default."), class_="sp-lead")
-    return html + fold(
-        plural("{n} setting at its default", "{n} settings at their defaults", len(others)), _environment(others)
-    )
+    words = plural("{n} setting at its default", "{n} settings at their defaults", len(others))
+    return html + fold(words, _environment(others))
 
 
 def _environment(rows: Sequence[Sequence[str]]) -> str:

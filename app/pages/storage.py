@@ -237,7 +237,5 @@ def last_cleanup(row: Preference | None) -> str:
     words = ", ".join(f"{part['count']:,} {name}" for name, part in removed.items())
     when = ago(datetime.fromisoformat(row.value["removed_at"])) if row.value.get("removed_at") and removed else ""
     last = t("Last cleanup {when}.", when=ago(row.updated_at))
-    removed_words = (
-        t("Last removed {when}: {words}.", when=when, words=words) if words else t("Nothing removed so far.")
-    )
-    return notice(f"{last} {removed_words}", "info")
+    more = t("Last removed {when}: {words}.", when=when, words=words) if words else t("Nothing removed so far.")
+    return notice(f"{last} {more}", "info")

@@ -90,10 +90,9 @@ def drafts_of(session: Session, base_ids: Collection[str], most: int) -> dict[st
         cells = [_draft_cells(row, figures_of(row, measured.get(row.id)), exports) for row in rows[:most]]
         html[base_id] = table(columns, cells, t("Drafts"), named=columns[1:])
         if len(rows) > most:
-            all_of_it = _link(
-                f"{PAGES['checkpoints']}?of={base_id}", plural("All {n} draft", "All {n} drafts", len(rows))
-            )
-            html[base_id] += tag("p", all_of_it, class_="sp-hint sp-below")
+            words = plural("All {n} draft", "All {n} drafts", len(rows))
+            link = _link(f"{PAGES['checkpoints']}?of={base_id}", words)
+            html[base_id] += tag("p", link, class_="sp-hint sp-below")
     return html
 
 

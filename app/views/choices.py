@@ -34,9 +34,8 @@ def data_words(data: Dataset) -> str:
 
 def response_models(session: Session, settings: Settings) -> Choices:
     """Models that can generate responses: the configured endpoints, which are faster, then local base models."""
-    return [(t("endpoint {name}", name=name), ENDPOINT + name) for name in settings.current().endpoints] + bases(
-        session
-    )
+    names = settings.current().endpoints
+    return [(t("endpoint {name}", name=name), ENDPOINT + name) for name in names] + bases(session)
 
 
 def valid_choices(choices: Choices, wanted: list[str]) -> list[str]:

@@ -26,11 +26,8 @@ def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
     rows = []
     for data in datasets:
         name = pick("data", data.id, safe(data.name), class_="sp-row-name") + row_note(data.note)
-        number = (
-            f"{data.rows:,}" + (" " + t("({n:,} skipped)", n=data.bad_rows) if data.bad_rows else "")
-            if data.rows
-            else "–"
-        )
+        number = f"{data.rows:,}" if data.rows else "–"
+        number += " " + t("({n:,} skipped)", n=data.bad_rows) if data.rows and data.bad_rows else ""
         kind, made = safe(t(KINDS.get(data.kind, data.kind))), row_note(ago(data.created_at))
         rows.append([name, kind, safe(number), state_badge(data), made])
     if rows:
@@ -160,13 +157,9 @@ def bad_rows(data: Dataset) -> str:
     rows = [[safe(line_ranges(lines)), safe(reason)] for reason, lines in reasons(data).items()]
     if not rows:
         return ""
-    words = plural(
-        "{n:,} row could not be used and was skipped.", "{n:,} rows could not be used and were skipped.", data.bad_rows
-    )
-    head = notice(words, "warn")
-    return tag(
-        "div", head + table([t("Lines"), t("Reason")], rows, t("Skipped rows"), named=(t("Lines"),)), class_="sp-stack"
-    )
+    head = notice(plural("{n:,} unusable row was skipped.", "{n:,} unusable rows were skipped.", data.bad_rows), "warn")
+    columns = [t("Lines"), t("Reason")]
+    return tag("div", head + table(columns, rows, t("Skipped rows"), named=columns[:1]), class_="sp-stack")
 
 
 def reasons(data: Dataset) -> dict[str, list[Any]]:

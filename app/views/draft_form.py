@@ -68,9 +68,7 @@ class AddDraft:
                 called = {"max_length": 200, "min_width": WIDE}
                 name = one_line(t("Name (optional)"), "drafts-name", **called)
                 info = t("Overrides detection.")
-                layout = dropdown(
-                    LAYOUTS, value="", label=t("Format"), info=info, elem_id="drafts-layout", min_width=WIDE
-                )
+                layout = dropdown(LAYOUTS, value="", label=t("Format"), info=info, elem_id="drafts-layout")
             review, message = block(elem_id="drafts-review"), block(elem_id="drafts-said")
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button(t("Add draft"), variant="primary", elem_id="drafts-submit", **SMALL)

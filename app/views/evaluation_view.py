@@ -102,17 +102,14 @@ def so_far(session: Session, job_id: str) -> str:
 def figures(row: Evaluation) -> str:
     plain = row.plain_tokens_per_second
     baseline = t("baseline {speed}", speed=f"{plain:.1f}") if plain else ""
+    compared = t("sampled: not compared") if row.temperature else t("greedy, every token")
     between = {f"{key}_interval": interval_ends(row, key) for key in ("speedup", "tau")}
     same = yes_or_no((row.result or {}).get("identical_to_plain"))
     measured = (
         (t("Speedup"), figure(row.speedup, unit="×"), interval(between, "speedup", " ×")),
         (t("Mean accepted length (τ)"), figure(row.tau), interval(between, "tau")),
         (t("Tokens per second"), figure(row.tokens_per_second, 1), baseline),
-        (
-            t("Same output as the baseline"),
-            same,
-            t("sampled: not compared") if row.temperature else t("greedy, every token"),
-        ),
+        (t("Same output as the baseline"), same, compared),
     )
     return tiles(measured)
 

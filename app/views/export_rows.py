@@ -52,15 +52,11 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
     html = table(columns, cells, t("Formats"), named=columns[1:])
     for option in possible:
         if option.name in exports and (command := serve_command(base, checkpoint, option.name)):
-            html += command_box(
-                command, t("Serve {format}, in the folder of the unpacked download", format=option.title)
-            )
+            words = t("Serve {format}, in the folder of the unpacked download", format=option.title)
+            html += command_box(command, words)
     refused = [[*map(safe, (each.title, each.servers, each.reason))] for each in formats if not each.possible]
-    listed = (
-        table([t("Format"), t("For"), t("Why not")], refused, t("Incompatible formats"), named=[t("For")])
-        if refused
-        else ""
-    )
+    columns = [t("Format"), t("For"), t("Why not")]
+    listed = table(columns, refused, t("Incompatible formats"), named=columns[1:2]) if refused else ""
     return tag("div", html + fold(t("Incompatible formats: {n}", n=len(refused)), listed), class_="sp-exports")
 
 

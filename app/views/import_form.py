@@ -55,47 +55,29 @@ class ImportForm:
         with closed_accordion(
             t("Import a file or Hub dataset"), elem_id="data-import", elem_classes="sp-action"
         ) as box:
-            block(
-                tag(
-                    "p",
-                    safe(t("Formats: {shapes}. Max {size} MB.", shapes=t(SHAPES), size=settings.max_upload_mb)),
-                    class_="sp-lead",
-                )
-            )
+            words = t("Formats: {shapes}. Max {size} MB.", shapes=t(SHAPES), size=settings.max_upload_mb)
+            block(tag("p", safe(words), class_="sp-lead"))
             with gr.Row():
                 upload = upload_box(label=t("File"), file_types=TYPES, elem_id="data-upload", height=230)
                 with gr.Column():
                     path = one_line(t("Or a file on this server"), "data-path", placeholder="/path/to/prompts.jsonl")
-                    hub = one_line(
-                        t("Or a dataset on the Hub"), "data-hub", placeholder=t("owner/name, or owner/name:train")
-                    )
+                    hub = one_line(t("Or a dataset on the Hub"), "data-hub", placeholder="owner/name, owner/name:train")
                     with gr.Row():
                         name = one_line(t("Name (optional)"), "data-new-name", max_length=200)
-                        limit = gr.Textbox(
-                            label=t("Max rows"), placeholder=t("all"), elem_id="data-limit", min_width=110
-                        )
+                        limit = one_line(t("Max rows"), "data-limit", placeholder=t("all"), min_width=110)
             with gr.Row(equal_height=True):
-                kind = gr.Radio(
-                    [(t(each), each) for each in KINDS],
-                    value=PROMPTS_ONLY,
-                    label=t("Import"),
-                    elem_id="data-kind",
-                    scale=2,
-                )
-                base = gr.Dropdown(
-                    [], label=t("Response model"), elem_id="data-answered-by", visible=False, info=t(EQUAL)
-                )
+                kinds = [(t(each), each) for each in KINDS]
+                kind = gr.Radio(kinds, value=PROMPTS_ONLY, label=t("Import"), elem_id="data-kind", scale=2)
+                hidden = {"visible": False, "info": t(EQUAL)}
+                base = gr.Dropdown([], label=t("Response model"), elem_id="data-answered-by", **hidden)
                 suites = [(each.title, each.name) for each in SUITES.values()]
                 suite = dropdown(
                     suites, value=suites[0][1], label=t("Suite"), elem_id="data-suite", visible=False, info=t(FORMS)
                 )
             with gr.Row(visible=False, elem_id="data-fields") as mapping:
-                fields = [
-                    dropdown(
-                        [(t(RECOGNIZED), "")], value="", label=t(words), elem_id=f"data-field-{field}", min_width=180
-                    )
-                    for field, words in FIELDS.items()
-                ]
+                detected, fields = [(t(RECOGNIZED), "")], []
+                for field, words in FIELDS.items():
+                    fields.append(dropdown(detected, value="", label=t(words), elem_id=f"data-field-{field}"))
             message = block(elem_id="data-said-import")
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button(t("Import"), variant="primary", elem_id="data-submit", **SMALL)
@@ -123,9 +105,7 @@ class ImportForm:
         kind, columns = known.get("data-kind", PROMPTS_ONLY), [query.get(name, "") for name in self.columns]
         base, suite, mapping = self.chosen(kind, query.get("data-answered-by", ""), query.get("data-suite", ""))
         mapping = gr.Row(visible=True) if any(columns) else mapping
-        fields = [
-            gr.Dropdown([(t(RECOGNIZED), ""), (name, name)], value=name) if name else gr.skip() for name in columns
-        ]
+        fields = [gr.Dropdown([(name, name)], value=name) if name else gr.skip() for name in columns]
         return [box, *values, base, suite, mapping, *fields]
 
     def chosen(self, kind: str, base_id: str = "", suite: str = "") -> tuple[Any, Any, Any]:
@@ -210,7 +190,6 @@ def first_look(result: dict[str, Any]) -> str:
     html = notice(words + left_out, "warn" if bad else "info")
     for row in result["rows"]:
         line = t("line {n}", n=row["line"])
-        html += (
-            notice(f"{line.capitalize()}: {row['reason']}", "bad") if "reason" in row else plain_row(row | {"id": line})
-        )
+        problem = f"{line.capitalize()}: {row.get('reason')}"
+        html += notice(problem, "bad") if "reason" in row else plain_row(row | {"id": line})
     return tag("div", html, class_="sp-stack", id="data-first-rows")

@@ -40,9 +40,7 @@ CSV = (
     *("machine", "speedup", "speedup_low", "speedup_high", "tau", "tau_low", "tau_high", "tokens_per_second"),
     *("plain_tokens_per_second", "prompts", "max_tokens", "created_at", "measured_at", "note", "command"),
 )
-SPEEDUP_BASIS = N_(
-    "Local engine: time of decoding steps, without the prompt. Servers: end to end, as a client measures."
-)
+SPEEDUP_BASIS = N_("Local engine: decoding steps, without the prompt. Servers: end to end, as a client measures.")
 Names = Mapping[str, str]
 
 
@@ -126,10 +124,8 @@ def interval_note(words: str) -> str:
 
 def settings_words(row: Evaluation) -> str:
     """What comparable rows share: `GSM8K · 24 questions · T 0 · bfloat16 · on team · vLLM`."""
-    top_p, server = (
-        f"top-p {row.top_p:g}" if row.top_p != 1 else "",
-        t("on {server}", server=row.source) if row.source else "",
-    )
+    top_p = f"top-p {row.top_p:g}" if row.top_p != 1 else ""
+    server = t("on {server}", server=row.source) if row.source else ""
     parts = (row.questions, prompts_words(row), f"T {row.temperature:g}", top_p, row.dtype, server, row.machine)
     return " · ".join(filter(None, parts))
 

@@ -68,9 +68,8 @@ def _buttons(prefix: str, save: str, delete: str) -> tuple[gr.Button, gr.Button]
 def hub_state(settings: Settings) -> str:
     if servers.from_environment(TOKEN):
         return notice(t(servers.FROM_ENVIRONMENT, name=TOKEN), "good")
-    return (
-        notice(t("The token is set."), "good") if stored_secret(settings.home, TOKEN) else notice(t("No token is set."))
-    )
+    is_set = stored_secret(settings.home, TOKEN)
+    return notice(t("The token is set."), "good") if is_set else notice(t("No token is set."))
 
 
 @show_errors("")
@@ -90,11 +89,8 @@ def servers_view(settings: Settings) -> tuple[str, Any]:
     """Table of the servers, and the choices of the dropdown."""
     known = servers.known_servers(settings)
     rows = [[safe(s.name), safe(t(KINDS[kind_of(s)])), safe(s.model or "–"), key_badge(s)] for s in known.values()]
-    html = (
-        table([t("Name"), t("Kind"), t("Model"), t("Key")], rows, t("Servers"))
-        if rows
-        else tag("p", t("None yet."), class_="sp-lead")
-    )
+    columns = [t("Name"), t("Kind"), t("Model"), t("Key")]
+    html = table(columns, rows, t("Servers")) if rows else tag("p", t("None yet."), class_="sp-lead")
     return html, gr.Dropdown([(t("New server"), ""), *((s.name, key) for key, s in known.items())], value="")
 
 

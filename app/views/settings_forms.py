@@ -58,12 +58,9 @@ def access_notice(settings: Settings, visitor: Visitor | None) -> str:
     if settings.asks_login:
         day = f"{visitor.ends_at:%Y-%m-%d}" if visitor else ""
         until = t("Your login is valid until {day}, or until you log out.", day=day) if visitor else ""
-        who = (
-            t("everyone with the password")
-            if settings.password
-            else t("everyone with a link of `speculoos login-link`")
-        )
-        return notice(t("Open to {whom}.", whom=who) + f" {until}", "good")
+        by_link = t("Open to everyone with a link of `speculoos login-link`.")
+        words = t("Open to everyone with the password.") if settings.password else by_link
+        return notice(f"{words} {until}", "good")
     return notice(t(OPEN, address=f"{settings.host}:{settings.port}"), "good")
 
 

@@ -57,11 +57,8 @@ def why_off(session: Session, base_name: str, draft: str) -> str:
         return t("There is no base model yet. Add one on Models.")
     ready = queries.checkpoints(session, base.id, ready_only=True)
     incompatible = [c.name for c in ready if not fits(c, base)]
-    note = (
-        " " + t("Incompatible, trained on other weights: {names}.", names=", ".join(incompatible))
-        if incompatible
-        else ""
-    )
+    names = ", ".join(incompatible)
+    note = " " + t("Incompatible, trained on other weights: {names}.", names=names) if incompatible else ""
     if draft != PLAIN:
         return note.strip()
     if len(ready) > len(incompatible):
