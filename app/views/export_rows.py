@@ -137,8 +137,8 @@ def can_be_made(session: Session, settings: Settings, checkpoint_id: str, name: 
 def _row(checkpoint_id: str, option: FormatOption, export: StoredExport | None, job: Job | None) -> list[str]:
     name = tag("strong", safe(option.title))
     if option.name == OWN:
-        return [name, safe(t(option.servers)), safe(t("sha256 sums")), _link(checkpoint_id, option, t("Download zip"))]
-    return [name, safe(t(option.servers)), _proof(export), _action(checkpoint_id, option, export, job)]
+        return [name, safe(option.servers), safe(t("sha256 sums")), _link(checkpoint_id, option, t("Download zip"))]
+    return [name, safe(option.servers), _proof(export), _action(checkpoint_id, option, export, job)]
 
 
 def _proof(export: StoredExport | None) -> str:

@@ -186,7 +186,7 @@ def mapping_of(fields: Fields) -> dict[str, str]:
 def first_look(result: dict[str, Any]) -> str:
     bad = sum("reason" in row for row in result["rows"])
     words = plural("Preview of the first {n} row.", "Preview of the first {n} rows.", len(result["rows"]))
-    left_out = " " + plural("{n} of them would be left out.", "{n} of them would be left out.", bad) if bad else ""
+    left_out = " " + t("{n} of them would be left out.", n=bad) if bad else ""
     html = notice(words + left_out, "warn" if bad else "info")
     for row in result["rows"]:
         line = t("line {n}", n=row["line"])

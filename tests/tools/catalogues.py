@@ -16,6 +16,10 @@ from babel.messages.extract import extract
 from babel.messages.pofile import read_po, write_po
 
 from app import i18n
+from evaluation.breakdown import CLASSES
+from speculoos import servers
+from tracking.retention_rules import RETENTION
+from workers.jobs.builtin import BUILT_IN
 
 CLONE = Path(__file__).resolve().parents[2]
 KEYWORDS = {"t": None, "plural": (1, 2), "N_": None}
@@ -37,7 +41,18 @@ SAME = {"Speculoos", "Hugging Face", "EAGLE", "Medusa"}
 
 def record_texts() -> set[str]:
     """Texts of records of other packages that the pages show through `t`."""
-    return set()
+    sets = {text for each in BUILT_IN.values() for text in (each.title, each.lead)}
+    return sets | {
+        *CLASSES,
+        *RETENTION.values(),
+        servers.SHARED,
+        servers.FROM_ENVIRONMENT,
+        "its own",
+        "this engine",
+        "job",
+        "experiment",
+        "evaluation",
+    }
 
 
 def messages() -> Catalog:
