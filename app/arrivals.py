@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.i18n import t
 from models.starter import installed
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -54,8 +55,8 @@ def _state(files: RowFiles, row: Any, stored_row: Any) -> str:
             if isinstance(error := future.exception(), SpeculoosError):
                 return str(error)
             if error:
-                return f"Its files could not be downloaded from the store: {error}."
+                return t("Its files could not be downloaded from the store: {error}.", error=error)
             future = None
         if future is None:
             _downloads[row.id] = _pool.submit(files.download, row, stored_row)
-    return f"The files of “{row.name}” are being downloaded from the store."
+    return t("The files of “{name}” are being downloaded from the store.", name=row.name)

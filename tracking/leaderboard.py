@@ -54,6 +54,11 @@ class LeaderboardView:
         sort = values["sort"] if values["sort"].removeprefix("-") in SORTS else DEFAULT_SORT
         return cls(**{**values, "sort": sort})
 
+    @property
+    def filtered(self) -> bool:
+        """Whether a filter leaves out rows."""
+        return self != LeaderboardView(sort=self.sort)
+
     def query(self, **more: str) -> str:
         """The query part of its URL, without the `?`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -9,6 +9,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import visitor
+from app.i18n import N_, t
 from app.paths import PAGES
 from app.views import checkpoint_rows, export_rows, manage
 from app.views.choices import data_words
@@ -29,9 +30,9 @@ from tracking.tables import Base, Checkpoint
 from workers.jobs.requests import Evaluate, Export, ReplayRequest
 from workers.jobs.submit import submit
 
-LEAD = "Drafts trained here or imported, with their measurements and downloads."
-RECORDED = "Recorded responses"
-INFO = "Responses of this base model: generated here, or imported on the Data page."
+LEAD = N_("Drafts trained here or imported, with their measurements and downloads.")
+RECORDED = N_("Recorded responses")
+INFO = N_("Responses of this base model: generated here, or imported on the Data page.")
 
 
 def row_signature(session: Session, _checkpoint_id: str) -> str:
@@ -42,7 +43,10 @@ def row_signature(session: Session, _checkpoint_id: str) -> str:
 def hint(session: Session, query: Mapping[str, str]) -> str:
     """Which base model's drafts are listed (`?of=`)."""
     base = session.get(Base, query.get("of", ""))
-    return notice(f"Only drafts of “{base.name}” are listed.", "info", PAGES["checkpoints"], "Show all") if base else ""
+    if base is None:
+        return ""
+    words = t("Only drafts of “{name}” are listed.", name=base.name)
+    return notice(words, "info", PAGES["checkpoints"], t("Show all"))
 
 
 LISTED = checkpoint_rows.checkpoints_table
@@ -61,21 +65,21 @@ class CheckpointPanel:
         self.settings = settings
         head, links = block(elem_id="checkpoint-head"), block(elem_id="checkpoint-links")
         with gr.Tabs(elem_id="checkpoint-tabs"):
-            with gr.Tab("Downloads", elem_id="checkpoint-tab-downloads"):
+            with gr.Tab(t("Downloads"), elem_id="checkpoint-tab-downloads"):
                 exports, message = export_list("checkpoint-exports"), block(elem_id="checkpoint-export-said")
-            with gr.Tab("Evaluations", elem_id="checkpoint-tab-evaluations"):
+            with gr.Tab(t("Evaluations"), elem_id="checkpoint-tab-evaluations"):
                 evaluations = block(elem_id="checkpoint-evaluations")
                 with gr.Column(visible=False) as measured:
                     fields = {"checkpoint_id": chosen}
                     request = partial(evaluate_request, settings)
-                    JobForm(settings, "checkpoint-evaluate", "Evaluate on the built-in questions", fields, request)
+                    JobForm(settings, "checkpoint-evaluate", t("Evaluate on the built-in questions"), fields, request)
                 with gr.Column(visible=False) as self.replay:
-                    self.data = dropdown([], label=RECORDED, info=INFO, elem_id="checkpoint-replay-data")
+                    self.data = dropdown([], label=t(RECORDED), info=t(INFO), elem_id="checkpoint-replay-data")
                     fields = {"checkpoint_id": chosen, "dataset_id": self.data}
-                    JobForm(settings, "checkpoint-replay", "Replay", fields, partial(replay_request, settings))
-            with gr.Tab("Tree", elem_id="checkpoint-tab-tree"):
+                    JobForm(settings, "checkpoint-replay", t("Replay"), fields, partial(replay_request, settings))
+            with gr.Tab(t("Tree"), elem_id="checkpoint-tab-tree"):
                 self.tree = TreeForm(settings, chosen)
-            with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
+            with gr.Tab(t("Settings"), elem_id="checkpoint-tab-settings"):
                 config = block(elem_id="checkpoint-settings")
         self.live = [head, links, exports, evaluations, config, measured, *self.tree.live]
         self.outputs = [message, self.replay, self.data, *self.tree.outputs]
@@ -130,7 +134,7 @@ def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
 
 
 def build(settings: Settings) -> None:
-    page_header("Drafts", LEAD)
+    page_header(t("Drafts"), t(LEAD))
     page = manage.build_list(settings, CHECKPOINTS, CheckpointPanel, AddDraft)
-    action = Action("Deleted", lambda row_id: manage.delete(settings, Checkpoint, "draft", row_id))
+    action = Action(t("Deleted"), lambda row_id: manage.delete(settings, Checkpoint, "draft", row_id))
     page.on_bulk({"delete": action})

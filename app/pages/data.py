@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import arrivals, previews, visitor
+from app.i18n import N_, plural, t
 from app.links import on_event_open
 from app.views import data_view
 from app.views.generate_form import GenerateForm, is_for
@@ -43,7 +44,7 @@ from tracking.tables import Base, Dataset, Job
 from workers.jobs.builtin import BUILT_IN, BuiltIn, added_sets
 from workers.jobs.submit import add_built_in
 
-SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
+SHOWN = {N_("All"): "", N_("Prompts"): "prompts", N_("Conversations"): "conversations"}
 MAX_PAGES = 10_000
 MAX_SEARCH_LENGTH = 200
 
@@ -60,7 +61,7 @@ def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
 def hint(session: Session, query: Mapping[str, str]) -> str:
     """Notice about the next step after a link from a model (`?base=`)."""
     base = session.get(Base, query["base"]) if query.get("base") else None
-    return notice(f"Choose prompts for “{base.name}”, or import some.", "info") if base else ""
+    return notice(t("Choose prompts for “{name}”, or import some.", name=base.name)) if base else ""
 
 
 def row_signature(session: Session, data_id: str) -> str:
@@ -78,7 +79,7 @@ DATA = Listing("data", Dataset, "dataset", table, SIGNATURE, tuple(SHOWN), hint,
 
 
 def build(settings: Settings) -> None:
-    page_header("Data", "Prompts, and the base model's responses to them, which drafts are trained on.")
+    page_header(t("Data"), t("Prompts, and the base model's responses to them, which drafts are trained on."))
     build_list(settings, DATA, DataPanel, lambda settings: (BuiltInSets(settings), ImportForm(settings)))
 
 
@@ -87,12 +88,12 @@ class BuiltInSets:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Sample datasets", elem_id="data-builtin") as box:
+        with closed_accordion(t("Sample datasets"), elem_id="data-builtin") as box:
             offers, buttons = [], []
             for name, built_in in BUILT_IN.items():
                 with gr.Row(elem_classes="sp-offer"):
                     offers.append(block(offer(built_in), elem_id=f"data-offer-{name}"))
-                    buttons.append(gr.Button("Add", elem_id=f"data-add-{name}", **SMALL))
+                    buttons.append(gr.Button(t("Add"), elem_id=f"data-add-{name}", **SMALL))
             message = block(elem_id="data-said-builtin")
         on_load(self.opened, [box, *offers])
         for name, button in zip(BUILT_IN, buttons, strict=True):
@@ -112,15 +113,17 @@ class BuiltInSets:
         url = f"/data?id={dataset_id}"
         if job:
             return "", url
-        return notice(f"“{name}” was added before.", "info", url, "Open"), ""
+        return notice(t("“{name}” was added before.", name=name), "info", url, t("Open")), ""
 
 
 def offer(built_in: BuiltIn, dataset_id: str = "") -> str:
     """HTML of a set: title, size, description, and a link if it is already added."""
-    count = tag("span", safe(f"{built_in.rows:,} rows, {built_in.name}"), class_="sp-row-note")
-    link = badge("Added", "good") + tag("a", "Open", href=f"/data?id={dataset_id}") if dataset_id else ""
-    head = tag("h2", safe(built_in.title), class_="sp-offer-title") + count + link
-    return tag("div", tag("div", head, class_="sp-link-row") + tag("p", safe(built_in.lead), class_="sp-lead"))
+    count = tag(
+        "span", safe(plural("{n:,} row", "{n:,} rows", built_in.rows) + f", {built_in.name}"), class_="sp-row-note"
+    )
+    link = badge(t("Added"), "good") + tag("a", t("Open"), href=f"/data?id={dataset_id}") if dataset_id else ""
+    head = tag("h2", safe(t(built_in.title)), class_="sp-offer-title") + count + link
+    return tag("div", tag("div", head, class_="sp-link-row") + tag("p", safe(t(built_in.lead)), class_="sp-lead"))
 
 
 class DataPanel:
@@ -132,7 +135,7 @@ class DataPanel:
         self.facts = block(elem_id="dataset-facts")
         self.distributions = block(elem_id="dataset-distributions")
         self.bad = block(elem_id="dataset-bad")
-        section("Rows")
+        section(t("Rows"))
         self.rows = RowsBrowser(settings, chosen)
         figures = [self.head, self.facts, self.distributions, self.bad]
         self.live = [*figures, *self.rows.live, self.generate.box]
@@ -159,18 +162,18 @@ def next_step(data: Dataset) -> str:
     links = ""
     if data.kind == "conversations" and data.state != "failed":
         link = f"/runs/new?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")
-        links = link_button("Train a draft", link, main=True)
+        links = link_button(t("Train a draft"), link, main=True)
     if data.state == "ready":
         links += "".join(
-            link_button(label, f"/api/datasets/{data.id}/{layout}", download=True, title=about)
+            link_button(t(label), f"/api/datasets/{data.id}/{layout}", download=True, title=t(about))
             for layout, label, about in DOWNLOADS
         )
     return tag("div", links, class_="sp-link-row") if links else ""
 
 
 DOWNLOADS = (
-    ("messages", "Download JSONL", "One row per line: messages with role and content"),
-    ("conversations", "Download ShareGPT", "One row per line: conversations with from and value"),
+    ("messages", N_("Download JSONL"), N_("One row per line: messages with role and content")),
+    ("conversations", N_("Download ShareGPT"), N_("One row per line: conversations with from and value")),
 )
 
 
@@ -180,11 +183,11 @@ class RowsBrowser:
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
-        self.search = one_line("Search rows", "dataset-find", max_length=MAX_SEARCH_LENGTH)
+        self.search = one_line(t("Search rows"), "dataset-find", max_length=MAX_SEARCH_LENGTH)
         self.preview = block(elem_id="dataset-preview")
         with gr.Row(elem_classes="sp-buttons"):
-            before = gr.Button("← Previous", elem_id="dataset-before", visible=False, **SMALL)
-            after = gr.Button("Next →", elem_id="dataset-after", visible=False, **SMALL)
+            before = gr.Button(t("← Previous"), elem_id="dataset-before", visible=False, **SMALL)
+            after = gr.Button(t("Next →"), elem_id="dataset-after", visible=False, **SMALL)
         positions = hidden("dataset-positions")
         self.live = [self.preview, before, after, positions]
         inputs = [chosen, self.search, positions]
@@ -210,6 +213,6 @@ class RowsBrowser:
         masks = {} if search.strip() or known else previews.masked_rows(folder)
         html = data_view.preview(rows.rows, masks, search)
         if not rows.whole:
-            early = f"Searched {previews.MOST_READ >> 20} MB; “Next” continues the search."
+            early = t("Searched {size} MB; “Next” continues the search.", size=previews.MOST_READ >> 20)
             html += tag("p", safe(early), class_="sp-lead")
         return [html, gr.Button(visible=bool(known)), gr.Button(visible=bool(rows.next)), ",".join([*known, rows.next])]

@@ -8,6 +8,7 @@ import gradio as gr
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, t
 from app.links import on_event_open
 from app.turns import run_again
 from app.views import evaluation_view, leaderboard
@@ -15,7 +16,7 @@ from app.views.job_rows import jobs_table
 from app.views.manage import build_list
 from app.views.matrix_form import MatrixForm, ServerForm
 from app.widgets.downloads import export_list, pressed
-from app.widgets.elements import block, notice, on_load, page_header
+from app.widgets.elements import block, closed_accordion, notice, on_load, page_header
 from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
 from app.widgets.picker import KEEP_FOCUS
@@ -31,24 +32,23 @@ from tracking.tables import Evaluation, Job
 
 PLANS = 5
 """Maximum number of plans below the leaderboard."""
-LEAD = "Acceptance and speed of drafts on suites of questions, with intervals."
+LEAD = N_("How much faster each draft is, measured on sets of questions.")
 FILTERS = {
-    "base": "Base model",
-    "checkpoint": "Draft",
-    "suite": "Questions",
-    "prompts": "Number of questions",
-    "temperature": "Temperature",
-    "tree": "Tree",
-    "machine": "Machine",
-    "source": "Engine",
+    "base": N_("Base model"),
+    "suite": N_("Questions"),
+    "prompts": N_("Number of questions"),
+    "temperature": N_("Temperature"),
+    "tree": N_("Tree"),
+    "machine": N_("Machine"),
+    "source": N_("Engine"),
 }
 SORTS = {
-    "Speedup": "",
+    N_("Speedup"): "",
     "τ": "-tau",
-    "Tokens per second": "-speed",
-    "Newest": "-made",
-    "Model": "model",
-    "Questions": "suite",
+    N_("Tokens per second"): "-speed",
+    N_("Newest"): "-made",
+    N_("Model"): "model",
+    N_("Questions"): "suite",
 }
 
 
@@ -61,17 +61,28 @@ class Leaderboard(Listing):
 
     def fields(self) -> dict[str, Any]:
         """Parameter of the URL → its control above the list."""
-        with gr.Row(elem_classes="sp-filters"):
-            return {
-                key: dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
-                for key, label in {**FILTERS, "sort": "Sort"}.items()
-            }
+
+        def field(key: str, label: str) -> gr.Dropdown:
+            return dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
+
+        with gr.Row():
+            main = {"checkpoint": field("checkpoint", t("Draft")), "sort": field("sort", t("Sort"))}
+        with closed_accordion(t("More filters"), elem_id="evaluations-filters"), gr.Row(elem_classes="sp-filters"):
+            return main | {key: field(key, t(label)) for key, label in FILTERS.items()}
 
     def field_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         """The boxes, with the choices of all evaluations."""
         view, choices = self.query_of(query), board.filter_choices(session)
-        boxes = [_box([("All", ""), *choices[key]], getattr(view, key)) for key in FILTERS]
-        return [*boxes, _box([*SORTS.items()], "" if view.sort == DEFAULT_SORT else view.sort)]
+        values = {key: getattr(view, key) for key in ("checkpoint", *FILTERS)}
+        checkpoint, *boxes = (
+            _box([(t("All"), ""), *((t(label), each) for label, each in choices[key])], value)
+            for key, value in values.items()
+        )
+        return [
+            checkpoint,
+            _box([(t(label), value) for label, value in SORTS.items()], "" if view.sort == DEFAULT_SORT else view.sort),
+            *boxes,
+        ]
 
 
 def _box(choices: list[tuple[str, str]], value: str) -> gr.Dropdown:
@@ -83,14 +94,14 @@ def table(session: Session, view: LeaderboardView, offset: str = "") -> str:
     """A page of the leaderboard, with its chart."""
     page = page_of(session, view.select(), offset[:64])
     names = leaderboard.names_of(session, page.rows)
-    listed = leaderboard.download_link(view, page) + leaderboard.leaderboard(page, names, view)
-    return listed + leaderboard.chart(page.rows, names, view) + plans(session)
+    listed = leaderboard.leaderboard(page, names, view) + leaderboard.chart(page.rows, names, view)
+    return listed + plans(session)
 
 
 def plans(session: Session) -> str:
     """The newest plans; "" without any."""
     jobs = list(session.scalars(listing.newest().where(Job.kind == "plan").limit(PLANS)))
-    return tag("h2", "Plans", class_="sp-section") + jobs_table(jobs, {}, as_links=True) if jobs else ""
+    return tag("h2", t("Plans"), class_="sp-section") + jobs_table(jobs, {}, as_links=True) if jobs else ""
 
 
 def signature(session: Session) -> str:
@@ -113,7 +124,7 @@ EVALUATIONS = Leaderboard(
 
 
 def build(settings: Settings) -> None:
-    page_header("Results", LEAD)
+    page_header(t("Results"), t(LEAD))
     build_list(settings, EVALUATIONS, EvaluationPanel, build_forms)
 
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.forms import SOURCES, fetch_request
+from app.i18n import N_, plural, t
 from app.links import model_link, on_event_open
 from app.paths import PAGES
 from app.views import checkpoint_rows, export_rows
@@ -46,25 +47,28 @@ from tracking.tables import Base, Job
 from workers.jobs.requests import Quantize
 from workers.jobs.submit import submit
 
-SOURCE_WORDS = {"folder": "local folder", "gguf": "GGUF file", "quantized": "quantized here"}
-"""Source of a model → its name, if it is another."""
+SOURCE_WORDS = {"folder": N_("local folder"), "gguf": N_("GGUF file"), "quantized": N_("quantized here")}
+"""Source of a model → its name, if it is another; `starter` and `hub` are theirs."""
 DRAFTS_LISTED, DRAFTS_SHOWN = 5, 50
 """Maximum number of drafts of a model in the list and on its page."""
-NO_DRAFTS = "No drafts yet. "
-QUANTIZE = "Creates a base model with rounded weights, for serving. Its drafts need its own responses."
+NO_DRAFTS = N_("No drafts yet.")
+QUANTIZE = N_("Creates a base model with rounded weights, for serving. Its drafts need its own responses.")
 HINTS = {
-    "Hub id": ("owner/name", "From the Hugging Face Hub; gated models need a token: see Settings."),
-    "Local folder": ("/path/to/folder", "A folder on this server with config.json, weights and tokenizer."),
-    "GGUF file": ("/path/to/model.gguf", "Converted once to safetensors."),
-    "Starter model": ("", "SmolLM2-135M-Instruct, included in the installation."),
+    N_("Hub id"): ("owner/name", N_("From the Hugging Face Hub; gated models need a token: see Settings.")),
+    N_("Local folder"): ("/path/to/folder", N_("A folder on this server with config.json, weights and tokenizer.")),
+    N_("GGUF file"): ("/path/to/model.gguf", N_("Converted once to safetensors.")),
+    N_("Starter model"): ("", ""),
 }
+
+
+FIRST_SOURCE = next(iter(SOURCES))
 
 
 def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     """A page of the list of models."""
     shown = page_of(session, filtered_query(queries.listed(Base), list_query), offset)
     if not shown.rows:
-        begin = "Add one above: a Hub id, a folder, a GGUF file or the starter model."
+        begin = t("Add one above: a Hub id, a folder, a GGUF file or the starter model.")
         return empty_list_html(list_query, "model", begin)
     drafts = checkpoint_rows.drafts_of(session, [base.id for base in shown.rows], DRAFTS_LISTED)
     listed = "".join(card(base, drafts.get(base.id, "")) for base in shown.rows)
@@ -79,19 +83,20 @@ MODELS = Listing("models", Base, "model", table, signature)
 
 
 def build(settings: Settings) -> None:
-    page_header("Models", "Base models and the drafts that speed them up.")
+    page_header(t("Models"), t("Base models and the drafts that speed them up."))
     build_list(settings, MODELS, ModelPanel, build_add)
 
 
 def build_add(settings: Settings) -> None:
-    with closed_accordion("Add a model", elem_id="models-add"):
-        source = gr.Radio(list(SOURCES), value="Hub id", label="Source", elem_id="models-source")
+    with closed_accordion(t("Add a model"), elem_id="models-add", elem_classes="sp-action"):
+        sources = [(t(name), name) for name in SOURCES]
+        source = gr.Radio(sources, value=FIRST_SOURCE, label=t("Source"), elem_id="models-source")
         with gr.Row():
-            placeholder, info = HINTS["Hub id"]
-            location = one_line("Location", "models-location", placeholder=placeholder, info=info, scale=3)
-            name = one_line("Name (optional)", "models-new-name", info="Name shown on pages.", scale=2)
+            placeholder, info = HINTS[FIRST_SOURCE]
+            location = one_line(t("Location"), "models-location", placeholder=placeholder, info=t(info), scale=3)
+            name = one_line(t("Name (optional)"), "models-new-name", info=t("Name shown on pages."), scale=2)
         message = block(elem_id="models-said")
-        add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
+        add = gr.Button(t("Add model"), variant="primary", elem_id="models-submit", **SMALL)
     source.change(hint, source, location, **QUIET)
     values = [source, location, name]
     on_event_open([add.click, location.submit], partial(add_model, settings), values, message)
@@ -99,7 +104,7 @@ def build_add(settings: Settings) -> None:
 
 def hint(source: str) -> Any:
     placeholder, info = HINTS[source]
-    return gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
+    return gr.Textbox(placeholder=placeholder, info=t(info), visible=SOURCES[source] != "starter")
 
 
 @show_errors("")
@@ -118,24 +123,24 @@ class ModelPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.head = live("model-head")
         self.facts = block(elem_id="model-facts")
-        section("Drafts")
+        section(t("Drafts"))
         self.drafts = live("model-drafts")
-        section("Supported methods")
+        section(t("Supported methods"))
         self.methods = block(elem_id="model-methods")
         self.plan = PlanForm(settings, chosen)
-        with closed_accordion("Quantize", elem_id="quantize", visible=False) as self.quantize:
-            block(tag("p", safe(QUANTIZE), class_="sp-lead"))
+        with closed_accordion(t("Quantize"), elem_id="quantize", visible=False) as self.quantize:
+            block(tag("p", safe(t(QUANTIZE)), class_="sp-lead"))
             scheme = setting_control(Quantize.options()["scheme"], "quantize-scheme")
-            JobForm(settings, "quantize", "Quantize", {"base_id": chosen, "scheme": scheme}, Quantize, named=True)
+            JobForm(settings, "quantize", t("Quantize"), {"base_id": chosen, "scheme": scheme}, Quantize, named=True)
         self.live = [self.head, self.facts, self.drafts, self.methods]
         self.outputs = [*self.plan.outputs, self.quantize]
 
     def live_view(self, session: Session, base: Base) -> list[Any]:
         parts = [detail_head(base.name, state_badge(base)), note_line(base), state(session, base), uses(base)]
         head = tag("div", "".join(parts), class_="sp-stack", data_state=base.state)
-        supported = methods(base) or tag("p", "Known after the download.", class_="sp-lead")
+        supported = methods(base) or tag("p", t("Known after the download."), class_="sp-lead")
         drafts = checkpoint_rows.drafts_of(session, [base.id], DRAFTS_SHOWN).get(base.id)
-        return [head, details(base), drafts or tag("p", NO_DRAFTS, class_="sp-lead"), supported]
+        return [head, details(base), drafts or tag("p", safe(t(NO_DRAFTS)), class_="sp-lead"), supported]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
         plain = base is not None and base.state == "ready" and not (base.card or {}).get("quantization")
@@ -144,25 +149,26 @@ class ModelPanel:
 
 def card(base: Base, drafts: str) -> str:
     """A model of the list with the table of its `drafts`."""
-    marks = state_badge(base) + badge(SOURCE_WORDS.get(base.source, base.source))
+    marks = state_badge(base) + badge(t(SOURCE_WORDS.get(base.source, base.source)))
     name = pick("models", base.id, safe(base.name), class_="sp-card-title") + tag("span", marks)
     lines = tag("div", name, class_="sp-detail-head") + tag("div", safe(line(base)), class_="sp-card-line")
     if base.note:
         lines += tag("div", safe(base.note), class_="sp-card-line")
     if base.state == "ready":
-        lines += drafts or tag("div", NO_DRAFTS + train_link(base), class_="sp-card-line")
+        lines += drafts or tag("div", safe(t(NO_DRAFTS)) + " " + train_link(base), class_="sp-card-line")
     return tag("section", lines, class_="sp-card")
 
 
 def train_link(base: Base) -> str:
-    return tag("a", "Train one", href=f"{PAGES['train']}?base={base.id}", class_="sp-back")
+    return tag("a", t("Train one"), href=f"{PAGES['train']}?base={base.id}", class_="sp-back")
 
 
 def line(base: Base) -> str:
     """`LlamaForCausalLM · 135 M parameters · float32`."""
     card = base.card or {}
-    parts = [card.get("architecture"), f"{count(card['parameters'])} parameters" if card.get("parameters") else ""]
-    return " · ".join(p for p in (*parts, card.get("quantization") or card.get("dtype")) if p) or base.location
+    parameters = t("{count} parameters", count=count(card["parameters"])) if card.get("parameters") else ""
+    parts = (card.get("architecture"), parameters, card.get("quantization") or card.get("dtype"))
+    return " · ".join(filter(None, parts)) or base.location
 
 
 def state(session: Session, base: Base) -> str:
@@ -170,17 +176,17 @@ def state(session: Session, base: Base) -> str:
     if base.state == "ready":
         return ""
     job = session.get(Job, base.job_id or "")
-    return making(session, job) or notice("This model could not be added. Add it again.", "bad")
+    return making(session, job) or notice(t("This model could not be added. Add it again."), "bad")
 
 
 def uses(base: Base) -> str:
     if base.state != "ready":
         return ""
     links = (
-        link_button("Chat", model_link("playground", base.name), main=True),
-        link_button("Generate training data", f"/data?base={base.id}"),
-        link_button("Train a draft", f"/runs/new?base={base.id}"),
-        link_button("Import a draft", f"/models/drafts?base={base.id}"),
+        link_button(t("Chat"), model_link("playground", base.name), main=True),
+        link_button(t("Generate training data"), f"/data?base={base.id}"),
+        link_button(t("Train a draft"), f"/runs/new?base={base.id}"),
+        link_button(t("Import a draft"), f"/models/drafts?base={base.id}"),
     )
     return tag("div", "".join(links), class_="sp-link-row")
 
@@ -189,7 +195,7 @@ def methods(base: Base) -> str:
     """Draft methods that the base model supports, and why it does not support others."""
     rows = ""
     for name, reason in ((base.card or {}).get("methods") or {}).items():
-        mark = badge("Incompatible", "bad") if reason else badge("Compatible", "good")
+        mark = badge(t("Incompatible"), "bad") if reason else badge(t("Compatible"), "good")
         rows += tag("li", mark + tag("b", safe(checkpoint_rows.method_words(name))) + tag("span", safe(reason)))
     return tag("ul", rows, class_="sp-methods") if rows else ""
 
@@ -197,26 +203,28 @@ def methods(base: Base) -> str:
 def details(base: Base) -> str:
     card = base.card or {}
     memory = card.get("memory") or {}
-    heads = f"{card.get('heads')} ({card.get('kv_heads')} key-value)" if card.get("heads") else ""
+    heads, kv_heads, longest = (card.get(key) for key in ("heads", "kv_heads", "max_length"))
+    template = {True: t("yes"), False: t("none (not a chat model)")}.get(card.get("chat_template"))
+    in_memory = (t("{size} in {dtype}", size=size(bytes_), dtype=dtype) for dtype, bytes_ in memory.items())
     return facts(
         [
-            ("Architecture", card.get("architecture")),
-            ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else ""),
-            ("Layers", card.get("layers")),
-            ("Hidden size", card.get("hidden_size")),
-            ("Attention heads", heads),
-            ("Vocabulary", f"{card['vocabulary']:,}" if card.get("vocabulary") else ""),
-            ("Context length", f"{card['max_length']:,} tokens" if card.get("max_length") else ""),
-            ("Data type", card.get("dtype")),
-            ("Quantization", card.get("quantization")),
-            ("Size on disk", size(card["size_bytes"]) if card.get("size_bytes") else ""),
-            ("Memory needed", ", ".join(f"{size(v)} in {k}" for k, v in memory.items())),
-            ("Chat template", {True: "yes", False: "none (not a chat model)"}.get(card.get("chat_template"))),
-            ("License", card.get("licence") or ("not stated" if card else "")),
-            ("Source", f"{SOURCE_WORDS.get(base.source, base.source)}: {base.location}"),
-            ("Folder", base.path),
-            ("Weights sha256", base.weights_sha256),
-            ("Tokenizer sha256", base.tokenizer_sha256),
-            ("Added", ago(base.created_at)),
+            (t("Architecture"), card.get("architecture")),
+            (t("Parameters"), f"{card['parameters']:,}" if card.get("parameters") else ""),
+            (t("Layers"), card.get("layers")),
+            (t("Hidden size"), card.get("hidden_size")),
+            (t("Attention heads"), heads and t("{heads} ({kv_heads} key-value)", heads=heads, kv_heads=kv_heads)),
+            (t("Vocabulary"), f"{card['vocabulary']:,}" if card.get("vocabulary") else ""),
+            (t("Context length"), plural("{n:,} token", "{n:,} tokens", longest) if longest else ""),
+            (t("Data type"), card.get("dtype")),
+            (t("Quantization"), card.get("quantization")),
+            (t("Size on disk"), size(card["size_bytes"]) if card.get("size_bytes") else ""),
+            (t("Memory needed"), ", ".join(in_memory)),
+            (t("Chat template"), template),
+            (t("License"), card.get("licence") or (t("not stated") if card else "")),
+            (t("Source"), f"{t(SOURCE_WORDS.get(base.source, base.source))}: {base.location}"),
+            (t("Folder"), base.path),
+            (t("Weights sha256"), base.weights_sha256),
+            (t("Tokenizer sha256"), base.tokenizer_sha256),
+            (t("Added"), ago(base.created_at)),
         ]
     )

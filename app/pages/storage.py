@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.i18n import N_, t
 from app.paths import PAGES
 from app.views.manage import SMALL, confirmation_dialog
 from app.widgets.elements import QUIET, block, empty_state, hidden, notice, on_load, page_header, section, tiles
@@ -21,10 +22,14 @@ from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Preference
 
-LEAD = "Disk usage and cleanup."
-MEASURING = "Measuring the files of the home folder …"
+LEAD = N_("Disk usage and cleanup.")
+MEASURING = N_("Measuring the files of the home folder …")
 POLL_SECONDS = 2.0
-KINDS = {"models": ("model", "models"), "datasets": ("dataset", "data"), "checkpoints": ("draft", "checkpoints")}
+KINDS = {
+    "models": (N_("model"), "models"),
+    "datasets": (N_("dataset"), "data"),
+    "checkpoints": (N_("draft"), "checkpoints"),
+}
 """Folder → name of one row, page."""
 SHOWN = 60
 """Maximum number of rows in the list; the pages of each kind show all."""
@@ -32,7 +37,7 @@ SHOWN_LEFTOVERS = 20
 
 
 def build(settings: Settings) -> None:
-    page_header("Storage", LEAD)
+    page_header(t("Storage"), t(LEAD))
     StoragePage(settings).build()
 
 
@@ -68,21 +73,21 @@ class StoragePage:
     def build(self) -> None:
         seen, overview = hidden("storage-seen"), block(elem_id="storage-overview")
         parts = block(elem_id="storage-parts")
-        section("Cleanup", "Runs every hour by the rules under Settings, Retention.")
+        section(t("Cleanup"), t("Runs every hour by the rules under Settings, Retention."))
         last_round = block(elem_id="storage-round")
         message = block(elem_id="storage-chore")
         with gr.Row(elem_classes="sp-buttons"):
-            preview = gr.Button("Preview cleanup", elem_id="storage-look", **SMALL)
-            cleanup = gr.Button("Clean up now", elem_id="storage-clean", **SMALL)
-            measure = gr.Button("Measure again", elem_id="storage-count", **SMALL)
-        section("Largest items", "Each opens on its own page, where it can be deleted.")
+            preview = gr.Button(t("Preview cleanup"), elem_id="storage-look", **SMALL)
+            cleanup = gr.Button(t("Clean up now"), elem_id="storage-clean", **SMALL)
+            measure = gr.Button(t("Measure again"), elem_id="storage-count", **SMALL)
+        section(t("Largest items"), t("Each opens on its own page, where it can be deleted."))
         things = live("storage-things")
-        section("Leftovers", "Files in the home folder that are unused and unchanged for a day.")
+        section(t("Leftovers"), t("Files in the home folder that are unused and unchanged for a day."))
         left = block(elem_id="storage-leftovers")
         with gr.Row(elem_classes="sp-buttons"):
-            sweep = gr.Button("Delete leftovers …", elem_id="storage-sweep", **SMALL)
-        warning = notice("They are deleted permanently. Nothing on these pages uses them.", "warn")
-        dialog, _, confirm = confirmation_dialog("storage-sweep", "Delete permanently", "Cancel", warning)
+            sweep = gr.Button(t("Delete leftovers …"), elem_id="storage-sweep", **SMALL)
+        warning = notice(t("They are deleted permanently. Nothing on these pages uses them."), "warn")
+        dialog, _, confirm = confirmation_dialog("storage-sweep", t("Delete permanently"), t("Cancel"), warning)
         preview.click(self.look, None, message, **QUIET)
         cleanup.click(self.clean, None, message, **QUIET)
         measure.click(self.count, None, overview, **QUIET)
@@ -97,7 +102,7 @@ class StoragePage:
         survey = self.surveys.get()
         tail = [self.chore.message, self.round_html()]
         if survey is None:
-            words = self.surveys.problem or MEASURING
+            words = self.surveys.problem or t(MEASURING)
             return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
         left = leftovers(survey.leftovers, str(self.settings.home))
         return [self.signature(), overview_tiles(survey), parts_table(survey), rows_table(survey), left, *tail]
@@ -120,16 +125,16 @@ class StoragePage:
     def look(self) -> str:
         def work() -> str:
             words = retention.in_words(retention.clean(self.settings, dry_run=True))
-            return f"Would delete: {words}." if words else "Nothing to delete."
+            return t("Would delete: {words}.", words=words) if words else t("Nothing to delete.")
 
-        self.chore.start("Checking …", work)
+        self.chore.start(t("Checking …"), work)
         return self.chore.message
 
     def clean(self) -> str:
-        return self._remove(retention.clean, "Cleaning up. You can close this page …", "Nothing to delete.")
+        return self._remove(retention.clean, t("Cleaning up. You can close this page …"), t("Nothing to delete."))
 
     def sweep(self) -> tuple[str, Any]:
-        return self._remove(retention.sweep, "Deleting leftovers …", "There are no leftovers."), gr.Column(
+        return self._remove(retention.sweep, t("Deleting leftovers …"), t("There are no leftovers.")), gr.Column(
             visible=False
         )
 
@@ -139,7 +144,7 @@ class StoragePage:
         def work() -> str:
             words = retention.in_words(action(self.settings))
             self.surveys.count()
-            return f"Deleted {words}." if words else nothing
+            return t("Deleted {words}.", words=words) if words else nothing
 
         self.chore.start(what, work)
         return self.chore.message
@@ -147,17 +152,19 @@ class StoragePage:
     def count(self) -> Any:
         """Measure again; the poll shows the result."""
         self.surveys.count()
-        return tag("p", MEASURING, class_="sp-lead")
+        return tag("p", safe(t(MEASURING)), class_="sp-lead")
 
 
 def overview_tiles(survey: Survey) -> str:
-    full = " · almost full" if survey.disk_free < 0.05 * survey.disk_total else ""
+    of_all = t("of {size}", size=size(survey.disk_total))
+    if survey.disk_free < 0.05 * survey.disk_total:
+        of_all = t("{share} · almost full", share=of_all)
     return tiles(
         [
-            ("Free on the disk", size(survey.disk_free), f"of {size(survey.disk_total)}{full}"),
-            ("Used by the home folder", size(survey.used), f"measured {ago(survey.at)}"),
-            ("Training states", size(sum(item.states for item in survey.things)), "part of the drafts"),
-            ("Leftovers", size(survey.parts["leftovers"]), "files not in use"),
+            (t("Free on the disk"), size(survey.disk_free), of_all),
+            (t("Used by the home folder"), size(survey.used), t("measured {when}", when=ago(survey.at))),
+            (t("Training states"), size(sum(item.states for item in survey.things)), t("part of the drafts")),
+            (t("Leftovers"), size(survey.parts["leftovers"]), t("files not in use")),
         ]
     )
 
@@ -167,26 +174,26 @@ def parts_table(survey: Survey) -> str:
     rows = []
     for name, bytes_ in sorted(survey.parts.items(), key=lambda item: -item[1]):
         title, page = PARTS[name]
-        link = tag("a" if page else "span", safe(title), href=page or None, class_="sp-row-name")
+        link = tag("a" if page else "span", safe(t(title)), href=page or None, class_="sp-row-name")
         bar = tag("progress", value=bytes_, max=max(survey.used, 1), aria_hidden="true")
         bar += tag("span", safe(size(bytes_)), class_="sp-size")
         rows.append([link, tag("div", bar, class_="sp-progress")])
-    return table(["Part", "Size"], rows, "Parts of the home folder")
+    return table([t("Part"), t("Size")], rows, t("Parts of the home folder"))
 
 
 PARTS = {
-    "models": ("Models", PAGES["models"]),
-    "datasets": ("Datasets", PAGES["data"]),
-    "checkpoints": ("Drafts, with training states", PAGES["checkpoints"]),
-    "logs": ("Log files", PAGES["jobs"]),
-    "uploads": ("Uploads", PAGES["data"]),
-    "exports": ("Downloads, created again on request", PAGES["checkpoints"]),
-    "hidden_states": ("Hidden states, kept until you delete them", PAGES["train"]),
-    "trackers": ("Trackers: data for TensorBoard and others", PAGES["settings"]),
-    "database": ("Database", ""),
-    "backups": ("Automatic backups", ""),
-    "broker": ("Broker: the job queue", ""),
-    "leftovers": ("Leftovers", ""),
+    "models": (N_("Models"), PAGES["models"]),
+    "datasets": (N_("Datasets"), PAGES["data"]),
+    "checkpoints": (N_("Drafts, with training states"), PAGES["checkpoints"]),
+    "logs": (N_("Log files"), PAGES["jobs"]),
+    "uploads": (N_("Uploads"), PAGES["data"]),
+    "exports": (N_("Downloads, created again on request"), PAGES["checkpoints"]),
+    "hidden_states": (N_("Hidden states, kept until you delete them"), PAGES["train"]),
+    "trackers": (N_("Trackers: data for TensorBoard and others"), PAGES["settings"]),
+    "database": (N_("Database"), ""),
+    "backups": (N_("Automatic backups"), ""),
+    "broker": (N_("Broker: the job queue"), ""),
+    "leftovers": (N_("Leftovers"), ""),
 }
 """Part of the home folder → title and page."""
 
@@ -194,35 +201,41 @@ PARTS = {
 def rows_table(survey: Survey) -> str:
     """Table of models, datasets and checkpoints, largest first, with links to their pages."""
     if not survey.things:
-        return empty_state("Nothing yet", "This list shows models, datasets and drafts with their sizes.")
+        return empty_state(t("Nothing yet"), t("This list shows models, datasets and drafts with their sizes."))
     rows = []
     for item in sorted(survey.things, key=lambda item: (item.outside, -item.bytes))[:SHOWN]:
         kind, page = KINDS[item.kind]
         link = tag("a", safe(item.name), href=f"{PAGES[page]}?id={item.id}", class_="sp-row-name")
-        weight = "outside the home folder" if item.outside else size(item.bytes)
-        rows.append([link, *map(safe, (kind, weight, size(item.states) if item.states else "–"))])
-    columns = ["Name", "Kind", "Size", "Training states"]
-    count = f"The {SHOWN} largest of {len(survey.things)}" if len(survey.things) > SHOWN else ""
-    return table(columns, rows, "Largest items", True, columns[1:], count=count)
+        weight = t("outside the home folder") if item.outside else size(item.bytes)
+        rows.append([link, *map(safe, (t(kind), weight, size(item.states) if item.states else "–"))])
+    columns = [t("Name"), t("Kind"), t("Size"), t("Training states")]
+    count = largest(SHOWN, len(survey.things))
+    return table(columns, rows, t("Largest items"), True, columns[1:], count=count)
+
+
+def largest(shown: int, total: int) -> str:
+    """How many of a list are shown; "" if all are."""
+    return t("The {shown} largest of {total}", shown=shown, total=total) if total > shown else ""
 
 
 def leftovers(items: Sequence[Leftover], home: str) -> str:
     if not items:
-        return tag("p", "No leftovers: every file in the home folder is in use.", class_="sp-lead")
+        return tag("p", t("No leftovers: every file in the home folder is in use."), class_="sp-lead")
     rows = []
     for item in items[:SHOWN_LEFTOVERS]:
         words = (str(item.path).removeprefix(home + "/"), size(item.bytes), ago(item.changed))
         rows.append([*map(safe, words)])
-    columns = ["Path", "Size", "Last changed"]
-    count = f"The {len(rows)} largest of {len(items)}" if len(items) > len(rows) else ""
-    return table(columns, rows, "Leftovers", True, columns[1:], count=count)
+    columns = [t("Path"), t("Size"), t("Last changed")]
+    count = largest(len(rows), len(items))
+    return table(columns, rows, t("Leftovers"), True, columns[1:], count=count)
 
 
 def last_cleanup(row: Preference | None) -> str:
     if row is None:
-        return notice("No cleanup yet. The reconciler cleans up within an hour after it starts.", "info")
+        return notice(t("No cleanup yet. The reconciler cleans up within an hour after it starts."), "info")
     removed = row.value.get("removed", {})
     words = ", ".join(f"{part['count']:,} {name}" for name, part in removed.items())
     when = ago(datetime.fromisoformat(row.value["removed_at"])) if row.value.get("removed_at") and removed else ""
-    removed_words = f" Last removed {when}: {words}." if words else " Nothing removed so far."
-    return notice(f"Last cleanup {ago(row.updated_at)}.{removed_words}", "info")
+    last = t("Last cleanup {when}.", when=ago(row.updated_at))
+    more = t("Last removed {when}: {words}.", when=when, words=words) if words else t("Nothing removed so far.")
+    return notice(f"{last} {more}", "info")

@@ -7,9 +7,11 @@ from urllib.parse import urlencode
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, plural, t
 from app.links import model_link
 from app.paths import PAGES
 from app.views import export_rows
+from app.views.leaderboard import prompts_words
 from app.widgets.bulk import bulk_bar, row_checkbox
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
@@ -18,6 +20,7 @@ from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtere
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
 from models.methods import METHODS
+from speculoos.suites import BUILT_IN_SUITE_NAME
 from tracking import queries
 from tracking.evaluations import REPLAYED, THIS_INSTALLATION, finite_number, is_replay
 from tracking.paging import page
@@ -25,40 +28,45 @@ from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.matrix import setting_words
 
-SOURCE_WORDS = {"hub": "hub:", "folder": "local folder:", "upload": "uploaded files:"}
+SOURCE_WORDS = {"hub": N_("hub:"), "folder": N_("local folder:"), "upload": N_("uploaded files:")}
 """Source of an imported draft → its label."""
-DRAFT_COLUMNS = ["Draft", "Method", "τ", "Speedup", "Exports", "Size", "Created"]
-COLUMNS = ["Name", "Base", "Method", "Data", "τ", "Speedup", "Size", "Created"]
+DRAFT_COLUMNS = [N_("Draft"), N_("Method"), "τ", N_("Speedup"), N_("Exports"), N_("Size"), N_("Created")]
+COLUMNS = [N_("Name"), N_("Base"), N_("Method"), N_("Data"), "τ", N_("Speedup"), N_("Size"), N_("Created")]
 
 
 def method_words(method: str) -> str:
     """`eagle3` → "EAGLE-3"."""
-    return METHODS[method].title if method in METHODS else method
+    return t(METHODS[method].title) if method in METHODS else method
 
 
-BULK = {"delete": ("Delete", "Delete permanently, with everything that depends on them?")}
+DELETE = N_("Delete permanently, with everything that depends on them?")
 
 
 def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset: str = "") -> str:
     """A page of the checkpoints that match `list_query`, newest first by default."""
     shown = page(session, filtered_query(queries.listed(Checkpoint), list_query), offset)
     if not shown.rows:
-        begin = "A draft proposes tokens for one base model. Train one, or import a published one above."
-        return empty_list_html(list_query, "draft", begin, "/runs/new", "Train a draft")
+        begin = t("A draft proposes tokens for one base model. Train one, or import a published one above.")
+        return empty_list_html(list_query, "draft", begin, "/runs/new", t("Train a draft"))
     ids = [row_id for c in shown.rows for row_id in (c.base_id, c.dataset_id)]
     names, measured = queries.names(session, ids), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
-    listed = table(COLUMNS, cells, "Drafts", named=COLUMNS[1:], count=shown.words("draft"))
-    return bulk_bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, list_query)
+    columns = [t(column) for column in COLUMNS]
+    listed = table(columns, cells, t("Drafts"), named=columns[1:], count=shown.words("draft"))
+    bar = bulk_bar({"delete": (t("Delete"), t(DELETE))})
+    return bar + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, list_query)
 
 
 def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """checkpoint id → result of its last evaluation, among those at default settings: greedy, with the checkpoint's own
-    tree, on the local engine. Replays do not count: they measure no speed."""
+    """checkpoint id → result of its last evaluation on the built-in questions, else on others, with what they are under
+    QUESTIONS; among those at default settings: greedy, with the checkpoint's own tree, on the local engine. Replays do
+    not count: they measure no speed."""
     defaults = {"temperature": 0, "tree": "", "source": "", "matrix_id": None}
     query = select(Evaluation).filter_by(**defaults).where(Evaluation.checkpoint_id.in_(checkpoint_ids))
-    query = query.order_by(Evaluation.created_at)
-    return {e.checkpoint_id: e.result for e in session.scalars(query) if e.result and not is_replay(e.result)}
+    rows = session.scalars(query.order_by(Evaluation.suite == BUILT_IN_SUITE_NAME, Evaluation.created_at))
+    measured = [row for row in rows if row.result and not is_replay(row.result)]
+    words = (", ".join(filter(None, (row.questions, prompts_words(row)))) for row in measured)
+    return {row.checkpoint_id: {**row.result, QUESTIONS: text} for row, text in zip(measured, words, strict=True)}
 
 
 def signature(session: Session) -> str:
@@ -77,13 +85,14 @@ def drafts_of(session: Session, base_ids: Collection[str], most: int) -> dict[st
         drafts.setdefault(row.base_id, []).append(row)
     shown = [row.id for rows in drafts.values() for row in rows[:most]]
     measured, exports = last_measured(session, shown), export_rows.exported(session)
-    html = {}
+    html, columns = {}, [t(column) for column in DRAFT_COLUMNS]
     for base_id, rows in drafts.items():
         cells = [_draft_cells(row, figures_of(row, measured.get(row.id)), exports) for row in rows[:most]]
-        html[base_id] = table(DRAFT_COLUMNS, cells, "Drafts", named=DRAFT_COLUMNS[1:])
+        html[base_id] = table(columns, cells, t("Drafts"), named=columns[1:])
         if len(rows) > most:
-            all_of_it = _link(f"{PAGES['checkpoints']}?of={base_id}", f"All {len(rows)} drafts")
-            html[base_id] += tag("p", all_of_it, class_="sp-hint sp-below")
+            words = plural("All {n} draft", "All {n} drafts", len(rows))
+            link = _link(f"{PAGES['checkpoints']}?of={base_id}", words)
+            html[base_id] += tag("p", link, class_="sp-hint sp-below")
     return html
 
 
@@ -102,13 +111,14 @@ def row_cells(
     name += pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name", **attributes)
     more, speedup = (checkpoint.config or {}).get("more_dataset_ids"), finite_number(figures.get("speedup"))
     data = names.get(checkpoint.dataset_id or "", checkpoint.config.get("data") or "–")
-    source = _small(REFERENCE * bool(figures.get(REFERENCE)))
+    basis = _small(t(tau_source(figures)), figures.get(QUESTIONS))
+    source = _small(t(REFERENCE) if figures.get(REFERENCE) else "")
     return [
         name + state_mark(checkpoint),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
         safe(data + (f" + {len(more)}" if more else "")),
-        safe(figure(finite_number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
+        safe(figure(finite_number(figures.get("mean_accepted_length")))) + basis,
         safe(f"{speedup:.2f}×") + source if speedup is not None else "–",
         safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
         safe(ago(checkpoint.created_at)),
@@ -122,12 +132,12 @@ def tau_source(figures: Mapping[str, Any]) -> str:
         return ""
     if figures.get(REFERENCE):
         return REFERENCE
-    return "measured" if "tokens_per_second" in figures or "acceptance_by_depth" in figures else "estimated"
+    return N_("measured") if "tokens_per_second" in figures or "acceptance_by_depth" in figures else ESTIMATED
 
 
 def state_mark(checkpoint: Checkpoint) -> str:
-    states = {"pending": ("being created", "info"), "failed": ("not finished", "bad")}
-    imported = [("imported", "")] if is_imported(checkpoint) else []
+    states = {"pending": (t("being created"), "info"), "failed": (t("not finished"), "bad")}
+    imported = [(t("imported"), "")] if is_imported(checkpoint) else []
     marks = [*imported, *(mark for state, mark in states.items() if state == checkpoint.state)]
     return "".join(" " + badge(*mark) for mark in marks)
 
@@ -136,7 +146,10 @@ def is_imported(checkpoint: Checkpoint) -> bool:
     return str(checkpoint.config.get("source")) in SOURCE_WORDS
 
 
-REFERENCE = "reference"
+ESTIMATED = N_("estimated")
+QUESTIONS = "questions"
+"""Key of the questions of a measurement."""
+REFERENCE = N_("reference")
 """Key that marks figures from a checkpoint's files, and the label beside them."""
 OF_A_MEASUREMENT = ("mean_accepted_length", "acceptance_by_depth", "speedup", "tokens_per_second", "measured_on")
 OF_A_MEASUREMENT += ("plain_tokens_per_second", "identical_to_plain", "prompts", "measured_tokens", "ties")
@@ -165,7 +178,8 @@ def head(session: Session, checkpoint: Checkpoint) -> str:
     return tag("div", "".join(parts), class_="sp-stack")
 
 
-PLAIN_IS_FASTER = "Plain decoding is faster on this machine: tuning found no tree that makes this draft worthwhile."
+CHANGED = N_("The weights of {name} have changed since this was trained; fewer tokens will be accepted.")
+PLAIN_IS_FASTER = N_("Plain decoding is faster on this machine: tuning found no tree that makes this draft worthwhile.")
 
 
 def plain_is_faster(checkpoint: Checkpoint) -> bool:
@@ -177,13 +191,12 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
     """A notice: the checkpoint is not ready, was trained on other weights, or plain decoding is faster."""
     if checkpoint.state == "pending":
         link = f"/runs?id={checkpoint.job_id}" if checkpoint.job_id else ""
-        return notice("The job is still running.", "info", link, "Open the job" if link else "")
+        return notice(t("The job is still running."), "info", link, t("Open the job") if link else "")
     if checkpoint.state == "failed":
-        return notice("Not finished. Retry its job, or delete this draft.", "bad")
+        return notice(t("Not finished. Retry its job, or delete this draft."), "bad")
     if base and checkpoint.base_sha256 and checkpoint.base_sha256 != base.weights_sha256:
-        words = f"The weights of {base.name} have changed since this was trained; fewer tokens will be accepted."
-        return notice(words, "warn")
-    return notice(PLAIN_IS_FASTER, "warn") if plain_is_faster(checkpoint) else ""
+        return notice(t(CHANGED, name=base.name), "warn")
+    return notice(t(PLAIN_IS_FASTER), "warn") if plain_is_faster(checkpoint) else ""
 
 
 def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
@@ -192,28 +205,29 @@ def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
     tau, speedup, speed, plain = (finite_number(figures.get(key)) for key in keys)
     if speedup is None and speed and plain:
         speedup = speed / plain
-    compared = REFERENCE_WORDS if figures.get(REFERENCE) else interval(figures, "speedup", "×") or "vs. baseline"
+    compared = t(REFERENCE_WORDS) if figures.get(REFERENCE) else interval(figures, "speedup", "×") or t("vs. baseline")
     known = (
-        ("Mean accepted length (τ)", figure(tau), tau_note(figures, tau)),
-        ("Speedup", f"{speedup:.2f}×" if speedup else "–", compared),
-        ("Tokens per second", figure(speed, 1), f"baseline {figure(plain, 1)}" if plain else ""),
-        ("Size", size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_words(checkpoint.method)),
+        (t("Mean accepted length (τ)"), figure(tau), tau_note(figures, tau)),
+        (t("Speedup"), f"{speedup:.2f}×" if speedup else "–", compared),
+        (t("Tokens per second"), figure(speed, 1), t("baseline {speed}", speed=figure(plain, 1)) if plain else ""),
+        (t("Size"), size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_words(checkpoint.method)),
     )
     return tiles(item for item in known if item[1] != "–")
 
 
-REFERENCE_WORDS = "reference: measured elsewhere"
+REFERENCE_WORDS = N_("reference: measured elsewhere")
 
 
 def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
     """Interval of τ, or how it was determined."""
     if not tau:
-        return "not measured yet"
-    if tau_source(figures) == "estimated":
-        return "estimated on held-out conversations"
+        return t("not measured yet")
+    if tau_source(figures) == ESTIMATED:
+        return t("estimated on held-out conversations")
     if figures.get(REFERENCE):
-        return REFERENCE_WORDS
-    return interval(figures, "mean_accepted_length") or "tokens per verification"
+        return t(REFERENCE_WORDS)
+    known = (interval(figures, "mean_accepted_length"), figures.get(QUESTIONS))
+    return " · ".join(filter(None, known)) or t("tokens per verification")
 
 
 def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
@@ -224,17 +238,17 @@ def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
 def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     """Origin of the checkpoint: base model, data and job as links, hashes and note."""
     sets, job = sets_of(session, checkpoint), session.get(Job, checkpoint.job_id or "")
-    unknown = safe(checkpoint.config.get("data") or "") or ("" if is_imported(checkpoint) else "not recorded")
+    unknown = safe(checkpoint.config.get("data") or "") or ("" if is_imported(checkpoint) else t("not recorded"))
     items = [
-        ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
-        ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
-        ("Source", safe(_origin(checkpoint))),
-        ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or unknown),
-        ("Job", _link(f"/runs?id={job.id}", job.name) if job else "not recorded"),
-        ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
+        (t("Base model"), _link(f"/models?id={base.id}", base.name) if base else "–"),
+        (t("Base weights"), _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
+        (t("Source"), safe(_origin(checkpoint))),
+        (t("Data"), ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or unknown),
+        (t("Job"), _link(f"/runs?id={job.id}", job.name) if job else t("not recorded")),
+        (t("Steps"), f"{checkpoint.step:,}" if checkpoint.step else ""),
         ("sha256", _code(checkpoint.sha256) if checkpoint.sha256 else ""),
-        ("Created", safe(ago(checkpoint.created_at))),
-        ("Note", safe(checkpoint.note)),
+        (t("Created"), safe(ago(checkpoint.created_at))),
+        (t("Note"), safe(checkpoint.note)),
     ]
     return tag("dl", "".join(tag("dt", safe(k)) + tag("dd", v) for k, v in items if v), class_="sp-facts")
 
@@ -244,9 +258,10 @@ def _origin(checkpoint: Checkpoint) -> str:
     imported = checkpoint.config.get("imported") or {}
     if not imported:
         return ""
-    source = SOURCE_WORDS.get(str(checkpoint.config.get("source")), "")
-    license_name, notices = imported.get("licence") or "not stated", " ".join(imported.get("notices") or ())
-    return f"{source} {imported.get('origin')} · {imported.get('title')} · license {license_name}. {notices}".strip()
+    source = t(SOURCE_WORDS.get(str(checkpoint.config.get("source")), ""))
+    license_name, notices = imported.get("licence") or t("not stated"), " ".join(imported.get("notices") or ())
+    words = t("license {name}", name=license_name)
+    return f"{source} {imported.get('origin')} · {imported.get('title')} · {words}. {notices}".strip()
 
 
 def actions(session: Session, checkpoint: Checkpoint) -> str:
@@ -256,26 +271,26 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
     file = f"/api/checkpoints/{checkpoint.id}/download"
     pair = urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}"})
     links = (
-        link_button("Download zip", file, main=True, id="checkpoint-download"),
-        link_button("Try in the Playground", model_link("playground", base.name, checkpoint.name)),
-        link_button("Compare with the baseline", f"/playground/compare?{pair}"),
-        link_button("Plan", f"/models?{urlencode({'id': base.id, 'checkpoint': checkpoint.id})}"),
+        link_button(t("Download zip"), file, main=True, id="checkpoint-download"),
+        link_button(t("Try in the Playground"), model_link("playground", base.name, checkpoint.name)),
+        link_button(t("Compare with the baseline"), f"/playground/compare?{pair}"),
+        link_button(t("Plan"), f"/models?{urlencode({'id': base.id, 'checkpoint': checkpoint.id})}"),
     )
-    hint = tag("span", "model.safetensors, config.json, model card and SHA256SUMS", class_="sp-hint")
+    hint = tag("span", t("model.safetensors, config.json, model card and SHA256SUMS"), class_="sp-hint")
     return tag("div", "".join(links) + hint, class_="sp-links")
 
 
 def settings_table(checkpoint: Checkpoint) -> str:
     flat = list(flatten(checkpoint.config))
-    return facts(flat) if flat else tag("p", "No settings were recorded.", class_="sp-hint")
+    return facts(flat) if flat else tag("p", t("No settings were recorded."), class_="sp-hint")
 
 
 def evaluations_table(session: Session, checkpoint: Checkpoint) -> str:
     rows = [_evaluation(e) for e in queries.evaluations(session, checkpoint.id) if e.result]
-    columns = ["Evaluation", "τ", "Speedup", "Same output", "When"]
+    columns = [t("Evaluation"), "τ", t("Speedup"), t("Same output"), t("When")]
     if rows:
-        return table(columns, rows, "Evaluations", named=columns[1:])
-    return tag("p", "Not evaluated yet.", class_="sp-hint")
+        return table(columns, rows, t("Evaluations"), named=columns[1:])
+    return tag("p", t("Not evaluated yet."), class_="sp-hint")
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -292,10 +307,11 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
     tau = finite_number(result.get("mean_accepted_length"))
     speedup, beside = finite_number(result.get("speedup")), interval(result, "speedup", "×")
     if is_replay(result):
-        speedup, beside = finite_number(result.get("projected_speedup")), "projected"
-        how = f"replay of {result[REPLAYED].get('rows')} responses from {result[REPLAYED].get('file')}"
+        speedup, beside = finite_number(result.get("projected_speedup")), t("projected")
+        source = result[REPLAYED]
+        how = t("replay of {rows} responses from {file}", rows=source.get("rows"), file=source.get("file"))
     else:
-        at = [f"on {evaluation.source}"] if evaluation.source else []
+        at = [t("on {server}", server=evaluation.source)] if evaluation.source else []
         how = " · ".join([*setting_words(evaluation.config or {}), *at])
     return [
         _link(f"/results?id={evaluation.id}", name) + _small(how),
@@ -306,8 +322,8 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def _small(words: str) -> str:
-    return tag("div", row_note(words)) if words else ""
+def _small(words: str, title: str | None = None) -> str:
+    return tag("div", row_note(words), title=title) if words else ""
 
 
 def _link(to: str, text: str) -> str:

@@ -3,6 +3,7 @@
 from sqlalchemy.orm import Session
 
 from app.forms import ENDPOINT
+from app.i18n import plural, t
 from app.widgets.formatting import count
 from speculoos.settings import Settings
 from tracking import queries
@@ -18,8 +19,8 @@ def bases(session: Session) -> Choices:
 
 def base_words(base: Base) -> str:
     parameters = (base.card or {}).get("parameters")
-    size = f" · {count(parameters)} parameters" if parameters else ""
-    return base.name + size + ("" if base.state == "ready" else " · being downloaded")
+    size = " · " + t("{count} parameters", count=count(parameters)) if parameters else ""
+    return base.name + size + ("" if base.state == "ready" else " · " + t("being downloaded"))
 
 
 def datasets(session: Session, kind: str) -> Choices:
@@ -27,12 +28,14 @@ def datasets(session: Session, kind: str) -> Choices:
 
 
 def data_words(data: Dataset) -> str:
-    return f"{data.name} · {data.rows:,} rows" if data.state == "ready" else f"{data.name} · being created"
+    rows = plural("{n:,} row", "{n:,} rows", data.rows) if data.state == "ready" else t("being created")
+    return f"{data.name} · {rows}"
 
 
 def response_models(session: Session, settings: Settings) -> Choices:
     """Models that can generate responses: the configured endpoints, which are faster, then local base models."""
-    return [(f"endpoint {name}", ENDPOINT + name) for name in settings.current().endpoints] + bases(session)
+    names = settings.current().endpoints
+    return [(t("endpoint {name}", name=name), ENDPOINT + name) for name in names] + bases(session)
 
 
 def valid_choices(choices: Choices, wanted: list[str]) -> list[str]:

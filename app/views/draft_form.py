@@ -43,7 +43,7 @@ READ = N_("Rejected if it does not fit the base model. Pickle files are loaded w
 class AddDraft:
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion(t("Add a published draft"), elem_id="drafts-add") as box:
+        with closed_accordion(t("Add a published draft"), elem_id="drafts-add", elem_classes="sp-action") as box:
             block(tag("p", safe(t(LEAD)), class_="sp-lead"))
             with gr.Row(equal_height=True):
                 self.base = dropdown(

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.arrivals import download_notice, files_of
+from app.i18n import N_, plural, t
 from app.widgets.elements import badge, fold, notice
 from app.widgets.formatting import size
 from app.widgets.picker import table
@@ -26,7 +27,7 @@ from tracking import queries
 from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Job
 
-COLUMNS = ["Format", "For", "Validation", "Download"]
+COLUMNS = [N_("Format"), N_("For"), N_("Validation"), N_("Download")]
 COMMAND = re.compile(r"`{3,}sh\n(.*?)\n`{3,}", re.DOTALL)
 LATEST = 200
 """Maximum number of export jobs that are read, newest first."""
@@ -34,7 +35,7 @@ LATEST = 200
 
 def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) -> str:
     if checkpoint.state != "ready":
-        return tag("p", "Downloads are available when the draft is ready.", class_="sp-lead")
+        return tag("p", t("Downloads are available when the draft is ready."), class_="sp-lead")
     base, files = session.get_one(Base, checkpoint.base_id), files_of(settings)
     if words := download_notice(session, settings, checkpoint, base):
         return notice(words, "info")
@@ -47,13 +48,16 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
     exports = exports_in_store(jobs, source) | stored_exports(exports_folder(settings.home, checkpoint.id), source)
     possible = [option for option in formats if option.possible]
     cells = [_row(checkpoint.id, option, exports.get(option.name), jobs.get(option.name)) for option in possible]
-    html = table(COLUMNS, cells, "Formats", named=COLUMNS[1:])
+    columns = [t(column) for column in COLUMNS]
+    html = table(columns, cells, t("Formats"), named=columns[1:])
     for option in possible:
         if option.name in exports and (command := serve_command(base, checkpoint, option.name)):
-            html += command_box(command, f"Serve {option.title}, in the folder of the unpacked download")
+            words = t("Serve {format}, in the folder of the unpacked download", format=option.title)
+            html += command_box(command, words)
     refused = [[*map(safe, (each.title, each.servers, each.reason))] for each in formats if not each.possible]
-    listed = table(["Format", "For", "Why not"], refused, "Incompatible formats", named=["For"]) if refused else ""
-    return tag("div", html + fold(f"Incompatible formats: {len(refused)}", listed), class_="sp-exports")
+    columns = [t("Format"), t("For"), t("Why not")]
+    listed = table(columns, refused, t("Incompatible formats"), named=columns[1:2]) if refused else ""
+    return tag("div", html + fold(t("Incompatible formats: {n}", n=len(refused)), listed), class_="sp-exports")
 
 
 def serve_command(base: Base, checkpoint: Checkpoint, name: str) -> str:
@@ -133,15 +137,15 @@ def can_be_made(session: Session, settings: Settings, checkpoint_id: str, name: 
 def _row(checkpoint_id: str, option: FormatOption, export: StoredExport | None, job: Job | None) -> list[str]:
     name = tag("strong", safe(option.title))
     if option.name == OWN:
-        return [name, safe(option.servers), safe("sha256 sums"), _link(checkpoint_id, option, "Download zip")]
+        return [name, safe(option.servers), safe(t("sha256 sums")), _link(checkpoint_id, option, t("Download zip"))]
     return [name, safe(option.servers), _proof(export), _action(checkpoint_id, option, export, job)]
 
 
 def _proof(export: StoredExport | None) -> str:
     if export is None:
-        return tag("span", "not created yet", class_="sp-off")
+        return tag("span", t("not created yet"), class_="sp-off")
     checks = export.report.get("checks", [])
-    word = badge(f"{len(checks)} checks passed", "good")
+    word = badge(plural("{n} check passed", "{n} checks passed", len(checks)), "good")
     items = (tag("b", safe(f"✓ {each.get('name')}")) + safe(f" {each.get('detail')}") for each in checks)
     listed = tag("ul", "".join(tag("li", item) for item in items))
     return tag("details", tag("summary", word) + listed, class_="sp-proof")
@@ -149,10 +153,10 @@ def _proof(export: StoredExport | None) -> str:
 
 def _action(checkpoint_id: str, option: FormatOption, export: StoredExport | None, job: Job | None) -> str:
     if export is not None:
-        return _link(checkpoint_id, option, f"Download ({size(export.bytes)})")
+        return _link(checkpoint_id, option, t("Download ({size})", size=size(export.bytes)))
     if job is not None and job.state not in FINISHED:
-        return tag("a", "Being created and checked… (a job; you can leave this page)", href=f"/runs?id={job.id}")
-    words = f"Create and download (about {size(option.bytes)})"
+        return tag("a", t("Being created and checked… (a job; you can leave this page)"), href=f"/runs?id={job.id}")
+    words = t("Create and download (about {size})", size=size(option.bytes))
     button = tag("button", safe(words), type="button", class_="sp-small-button", data_make=option.name)
     failed = job is not None and job.state == JobState.FAILED
     return button + (tag("div", safe(job.error), class_="sp-hint") if failed else "")

@@ -7,6 +7,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.forms import ENDPOINT, GENERATE_FIELDS, generate_form, generate_request
+from app.i18n import t
 from app.views import choices
 from app.views.job_forms import JobForm
 from app.widgets.elements import QUIET, closed_accordion
@@ -30,23 +31,23 @@ class GenerateForm:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
         options = GenerateData.options()
-        with gr.Accordion("Generate responses", open=True, elem_id="generate", visible=False) as self.box:
+        with gr.Accordion(t("Generate responses"), open=True, elem_id="generate", visible=False) as self.box:
             with gr.Row():
-                info = "A base model, or an endpoint of settings.toml."
-                who = dropdown([], label="Model or endpoint", info=info, elem_id="generate-who")
+                info = t("A base model, or an endpoint of settings.toml.")
+                who = dropdown([], label=t("Model or endpoint"), info=info, elem_id="generate-who")
                 model = setting_control(options["endpoint_model"], elem_id("endpoint_model"), visible=False)
                 limit, tokens = (setting_control(options[name], elem_id(name)) for name in MAIN[1:3])
             system = setting_control(options["system_prompt"], elem_id("system_prompt"), max_lines=6, max_length=20_000)
-            with closed_accordion("More settings", elem_id="generate-more"):
+            with closed_accordion(t("More settings"), elem_id="generate-more"):
                 with gr.Row():
-                    info = "If set, exact token ids are requested."
-                    label = "Base model that the endpoint serves"
+                    info = t("If set, exact token ids are requested.")
+                    label = t("Base model that the endpoint serves")
                     served = dropdown([], label=label, info=info, elem_id="generate-served", visible=False)
                     api = setting_control(options["api"], elem_id("api"), visible=False)
                 more = setting_rows((options[name] for name in GENERATE_FIELDS if name not in MAIN), elem_id)
             fields = {"source_id": chosen, "who": who, "served": served}
             fields |= dict(zip(MAIN, (model, limit, tokens, system, api), strict=True)) | more
-            self.form = JobForm(settings, "generate", "Start generating", fields, generate_request, named=True)
+            self.form = JobForm(settings, "generate", t("Start generating"), fields, generate_request, named=True)
         self.form.keep()
         self.outputs = self.form.outputs
         who.change(_endpoint_controls, who, [model, served, api], **QUIET)

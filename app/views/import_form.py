@@ -9,6 +9,7 @@ import gradio as gr
 
 from app import visitor
 from app.forms import hub_location, import_file, import_request
+from app.i18n import N_, plural, t
 from app.links import on_event_open
 from app.views import choices
 from app.views.data_view import plain_row
@@ -27,52 +28,60 @@ from tracking.db import reading
 from workers.jobs.submit import submit
 
 TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz"]
-PROMPTS_ONLY = "Prompts only: generate the responses here"
-ANSWERED = "Prompts and responses: training data"
-SUITE = "Questions of a suite: to evaluate drafts"
+PROMPTS_ONLY = N_("Prompts only: generate the responses here")
+ANSWERED = N_("Prompts and responses: training data")
+SUITE = N_("Questions of a suite: to evaluate drafts")
 KINDS = (PROMPTS_ONLY, ANSWERED, SUITE)
-FORMS = "Its own file; without one it is downloaded from the Hub if available."
-EQUAL = "The model that generated the responses, or an equal one."
-SHAPES = "messages, ShareGPT, prompts, Alpaca or MT-Bench, as JSONL, JSON, CSV or parquet"
+FORMS = N_("Its own file; without one it is downloaded from the Hub if available.")
+EQUAL = N_("The model that generated the responses, or an equal one.")
+SHAPES = N_("messages, ShareGPT, prompts, Alpaca or MT-Bench, as JSONL, JSON, CSV or parquet")
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
 Fields = Sequence[str | None]
 LOOK, NOTHING = "corpus.first_look:preview", "corpus.first_look:import_problem"
 """Functions that read the first rows, in a child process with limits because files are untrusted."""
-STRICT = "A suite is read in its own format; the import reports every line that differs."
-RECOGNIZED = "detected"
-FIELDS = {"prompt": "Column of the prompt", "answer": "Column of the response", "messages": "Column of the messages"}
+STRICT = N_("A suite is read in its own format; the import reports every line that differs.")
+RECOGNIZED = N_("detected")
+FIELDS = {
+    "prompt": N_("Column of the prompt"),
+    "answer": N_("Column of the response"),
+    "messages": N_("Column of the messages"),
+}
 """Fields that a column of the file can be mapped to (corpus.rows) → label."""
 
 
 class ImportForm:
     def __init__(self, settings: Settings):
         self.settings = settings
-        with closed_accordion("Import a file or Hub dataset", elem_id="data-import") as box:
-            block(tag("p", safe(f"Formats: {SHAPES}. Max {settings.max_upload_mb} MB."), class_="sp-lead"))
+        with closed_accordion(
+            t("Import a file or Hub dataset"), elem_id="data-import", elem_classes="sp-action"
+        ) as box:
+            words = t("Formats: {shapes}. Max {size} MB.", shapes=t(SHAPES), size=settings.max_upload_mb)
+            block(tag("p", safe(words), class_="sp-lead"))
             with gr.Row():
-                upload = upload_box(label="File", file_types=TYPES, elem_id="data-upload", height=230)
+                upload = upload_box(label=t("File"), file_types=TYPES, elem_id="data-upload", height=230)
                 with gr.Column():
-                    path = one_line("Or a file on this server", "data-path", placeholder="/path/to/prompts.jsonl")
-                    hub = one_line("Or a dataset on the Hub", "data-hub", placeholder="owner/name, or owner/name:train")
+                    path = one_line(t("Or a file on this server"), "data-path", placeholder="/path/to/prompts.jsonl")
+                    hub = one_line(t("Or a dataset on the Hub"), "data-hub", placeholder="owner/name, owner/name:train")
                     with gr.Row():
-                        name = one_line("Name (optional)", "data-new-name", max_length=200)
-                        limit = gr.Textbox(label="Max rows", placeholder="all", elem_id="data-limit", min_width=110)
+                        name = one_line(t("Name (optional)"), "data-new-name", max_length=200)
+                        limit = one_line(t("Max rows"), "data-limit", placeholder=t("all"), min_width=110)
             with gr.Row(equal_height=True):
-                kind = gr.Radio(list(KINDS), value=PROMPTS_ONLY, label="Import", elem_id="data-kind", scale=2)
-                base = gr.Dropdown([], label="Response model", elem_id="data-answered-by", visible=False, info=EQUAL)
+                kinds = [(t(each), each) for each in KINDS]
+                kind = gr.Radio(kinds, value=PROMPTS_ONLY, label=t("Import"), elem_id="data-kind", scale=2)
+                hidden = {"visible": False, "info": t(EQUAL)}
+                base = gr.Dropdown([], label=t("Response model"), elem_id="data-answered-by", **hidden)
                 suites = [(each.title, each.name) for each in SUITES.values()]
                 suite = dropdown(
-                    suites, value=suites[0][1], label="Suite", elem_id="data-suite", visible=False, info=FORMS
+                    suites, value=suites[0][1], label=t("Suite"), elem_id="data-suite", visible=False, info=t(FORMS)
                 )
             with gr.Row(visible=False, elem_id="data-fields") as mapping:
-                fields = [
-                    dropdown([(RECOGNIZED, "")], value="", label=words, elem_id=f"data-field-{field}", min_width=180)
-                    for field, words in FIELDS.items()
-                ]
+                detected, fields = [(t(RECOGNIZED), "")], []
+                for field, words in FIELDS.items():
+                    fields.append(dropdown(detected, value="", label=t(words), elem_id=f"data-field-{field}"))
             message = block(elem_id="data-said-import")
             with gr.Row(elem_classes="sp-buttons"):
-                start = gr.Button("Import", variant="primary", elem_id="data-submit", **SMALL)
-                first = gr.Button("Preview rows", elem_id="data-first", **SMALL)
+                start = gr.Button(t("Import"), variant="primary", elem_id="data-submit", **SMALL)
+                first = gr.Button(t("Preview rows"), elem_id="data-first", **SMALL)
         source = [upload, path, hub, kind, *fields]
         seen = [message, mapping, *fields]
         chosen = [base, suite, mapping]
@@ -96,7 +105,7 @@ class ImportForm:
         kind, columns = known.get("data-kind", PROMPTS_ONLY), [query.get(name, "") for name in self.columns]
         base, suite, mapping = self.chosen(kind, query.get("data-answered-by", ""), query.get("data-suite", ""))
         mapping = gr.Row(visible=True) if any(columns) else mapping
-        fields = [gr.Dropdown([(RECOGNIZED, ""), (name, name)], value=name) if name else gr.skip() for name in columns]
+        fields = [gr.Dropdown([(name, name)], value=name) if name else gr.skip() for name in columns]
         return [box, *values, base, suite, mapping, *fields]
 
     def chosen(self, kind: str, base_id: str = "", suite: str = "") -> tuple[Any, Any, Any]:
@@ -114,9 +123,9 @@ class ImportForm:
         """The first rows as the import would read them, and the columns of the file; for a hub dataset, of its first
         file."""
         if kind == SUITE:
-            return [notice(STRICT, "info"), gr.Row(visible=False), *[gr.skip()] * len(FIELDS)]
+            return [notice(t(STRICT), "info"), gr.Row(visible=False), *[gr.skip()] * len(FIELDS)]
         result = self._look(upload, path, hub, kind, fields)
-        options = [(RECOGNIZED, ""), *((name, name) for name in result["columns"])]
+        options = [(t(RECOGNIZED), ""), *((name, name) for name in result["columns"])]
         selected = [field if field in result["columns"] else "" for field in fields]
         row = gr.Row(visible=bool(result["columns"]))
         return [first_look(result), row, *(gr.Dropdown(options, value=value) for value in selected)]
@@ -176,9 +185,11 @@ def mapping_of(fields: Fields) -> dict[str, str]:
 
 def first_look(result: dict[str, Any]) -> str:
     bad = sum("reason" in row for row in result["rows"])
-    words = f"Preview of the first {len(result['rows'])} rows"
-    html = notice(f"{words}; {bad} of them would be left out." if bad else f"{words}.", "warn" if bad else "info")
+    words = plural("Preview of the first {n} row.", "Preview of the first {n} rows.", len(result["rows"]))
+    left_out = " " + t("{n} of them would be left out.", n=bad) if bad else ""
+    html = notice(words + left_out, "warn" if bad else "info")
     for row in result["rows"]:
-        problem = f"Line {row['line']}: {row.get('reason')}"
-        html += notice(problem, "bad") if "reason" in row else plain_row(row | {"id": f"line {row['line']}"})
+        line = t("line {n}", n=row["line"])
+        problem = f"{line.capitalize()}: {row.get('reason')}"
+        html += notice(problem, "bad") if "reason" in row else plain_row(row | {"id": line})
     return tag("div", html, class_="sp-stack", id="data-first-rows")

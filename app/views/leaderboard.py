@@ -6,8 +6,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, plural, t
 from app.widgets import spreadsheet
-from app.widgets.elements import empty_state, link_button, row_note
+from app.widgets.elements import empty_state, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, bar_chart
 from app.widgets.picker import pager_links, pick, table
@@ -23,23 +24,23 @@ from workers.jobs.request import command_for
 from workers.jobs.requests import Evaluate, ReplayRequest, from_json
 
 COLUMNS = {
-    "Model": "model",
-    "Questions": "suite",
-    "T": "temperature",
-    "Tree": "tree",
-    "Speedup": "speedup",
+    N_("Model"): "model",
+    N_("Questions"): "suite",
+    N_("Temperature"): "temperature",
+    N_("Tree"): "tree",
+    N_("Speedup"): "speedup",
     "τ": "tau",
-    "Tokens/s": "speed",
-    "Measured on": "machine",
-    "When": "made",
+    N_("Tokens/s"): "speed",
+    N_("Measured on"): "machine",
+    N_("When"): "made",
 }
 """Column head → sort key."""
-NAMED = tuple(COLUMNS)[1:]
 CSV = (
     *("id", "name", "base", "checkpoint", "suite", "questions", "temperature", "top_p", "tree", "dtype", "source"),
     *("machine", "speedup", "speedup_low", "speedup_high", "tau", "tau_low", "tau_high", "tokens_per_second"),
     *("plain_tokens_per_second", "prompts", "max_tokens", "created_at", "measured_at", "note", "command"),
 )
+SPEEDUP_BASIS = N_("Local engine: decoding steps, without the prompt. Servers: end to end, as a client measures.")
 Names = Mapping[str, str]
 
 
@@ -58,31 +59,36 @@ def model_words(row: Evaluation, names: Names) -> str:
 def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) -> str:
     if not shown.rows:
         return empty_leaderboard(view)
-    heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
+    columns = [t(column) for column in COLUMNS]
+    heads = {column: _head(column, key, view) for column, key in zip(columns, COLUMNS.values(), strict=True)}
     rows = [_row(row, names, view) for row in shown.rows]
-    listed = table(list(COLUMNS), rows, "Evaluations", True, NAMED, heads, shown.words("evaluation"))
+    file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
+    tools = tag("a", "CSV", href=file, class_="sp-small-button", download="")
+    if view.filtered:
+        tools = tag("a", t("Show all"), href=address(LeaderboardView(sort=view.sort)), class_="sp-small-button") + tools
+    listed = table(columns, rows, t("Evaluations"), True, columns[1:], heads, shown.words("evaluation"), tools)
     return listed + pager_links(shown, lambda offset: address(view, **{"from": offset}))
 
 
 def prompts_words(row: Evaluation) -> str:
     """`24 questions`; "" if unknown."""
     count = (row.result or {}).get("prompts")
-    return f"{count:,} question{'' if count == 1 else 's'}" if isinstance(count, int) and count else ""
+    return plural("{n:,} question", "{n:,} questions", count) if isinstance(count, int) and count else ""
 
 
 def empty_leaderboard(view: LeaderboardView) -> str:
-    if view != LeaderboardView(sort=view.sort):
-        return empty_state("No matches", "No evaluation matches the filters.", "/results", "Show all")
+    if view.filtered:
+        return empty_state(t("No matches"), t("No evaluation matches the filters."), "/results", t("Show all"))
     return empty_state(
-        "No evaluations yet",
-        "Evaluate drafts above. Every result has a 95 % interval and the command that reproduces it.",
+        t("No evaluations yet"),
+        t("Evaluate drafts above. Every result has a 95 % interval and the command that reproduces it."),
     )
 
 
 def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> str:
     """Of τ if the list is sorted by it, otherwise of the speedup; of the rows with the most common settings."""
-    by_tau = ("tau", "Mean accepted length (τ)", "")
-    key, words, unit = by_tau if view.sort.endswith("tau") else ("speedup", "Speedup", " ×")
+    by_tau = ("tau", t("Mean accepted length (τ)"), "")
+    key, words, unit = by_tau if view.sort.endswith("tau") else ("speedup", t("Speedup"), " ×")
     alike: dict[str, list[Bar]] = {}
     for row in rows:
         if (value := getattr(row, key)) is not None:
@@ -92,7 +98,7 @@ def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> st
         return ""
     settings, bars = max(alike.items(), key=lambda item: len(item[1]))
     others = sum(map(len, alike.values())) - len(bars)
-    hint = f"Not compared: {others} with other settings. Filter the list to compare them." if others else ""
+    hint = t("Not compared: {n} with other settings. Filter the list to compare them.", n=others) if others else ""
     return bar_chart(f"{words}: {settings}", bars, hint, baseline=bool(unit))
 
 
@@ -118,20 +124,20 @@ def interval_note(words: str) -> str:
 
 def settings_words(row: Evaluation) -> str:
     """What comparable rows share: `GSM8K · 24 questions · T 0 · bfloat16 · on team · vLLM`."""
-    top_p, server = f"top-p {row.top_p:g}" if row.top_p != 1 else "", f"on {row.source}" if row.source else ""
+    top_p = f"top-p {row.top_p:g}" if row.top_p != 1 else ""
+    server = t("on {server}", server=row.source) if row.source else ""
     parts = (row.questions, prompts_words(row), f"T {row.temperature:g}", top_p, row.dtype, server, row.machine)
     return " · ".join(filter(None, parts))
 
 
+def limits_words(row: Evaluation) -> str:
+    """`bfloat16 · max 128 tokens`."""
+    most = (row.result or {}).get("max_tokens")
+    return " · ".join(filter(None, (row.dtype, t("max {n} tokens", n=most) if most else "")))
+
+
 def tree_words(row: Evaluation) -> str:
-    return row.tree or ("" if row.source or not row.checkpoint_id else "its own tree")
-
-
-def download_link(view: LeaderboardView, shown: Page[Evaluation]) -> str:
-    if not shown.total:
-        return ""
-    file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
-    return tag("div", link_button(f"CSV of {shown.counted}", file, download=True), class_="sp-links")
+    return row.tree or ("" if row.source or not row.checkpoint_id else t("the draft's own tree"))
 
 
 def address(view: LeaderboardView, **more: str) -> str:
@@ -170,23 +176,27 @@ def _record(row: Evaluation, names: Names) -> dict[str, Any]:
 
 
 def _head(column: str, key: str, view: LeaderboardView) -> str:
-    orders = {key: (" ↑", "ascending"), f"-{key}": (" ↓", "descending")}
-    sign, words = orders.get(view.sort, ("", "by another column"))
-    title = f"Sort by {column}, now {words}"
+    orders = {key: (" ↑", t("ascending")), f"-{key}": (" ↓", t("descending"))}
+    sign, words = orders.get(view.sort, ("", t("by another column")))
+    title = t("Sort by {column}, now {order}", column=column, order=words)
+    title += f". {t(SPEEDUP_BASIS)}" if key == "speedup" else ""
     return tag("a", safe(column + sign), href=address(view.sorted_by(key)), data_pick="", title=title)
 
 
 def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:
-    words = safe(model_words(row, names))
+    words, where = (
+        safe(model_words(row, names)),
+        t("server {name}", name=row.source) + f", {row.machine}" if row.source else row.machine or "–",
+    )
     name = pick("evaluations", row.id, words, href=address(view, id=row.id), class_="sp-row-name")
     return [
         name + row_note(row.note),
         safe(row.questions or "–") + tag("div", row_note(prompts_words(row))),
         safe(f"{row.temperature:g}"),
-        safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
-        figure_cell(row, "speedup", " ×"),
+        safe(row.tree or ("–" if row.source or not row.checkpoint_id else t("the draft's own"))),
+        figure_cell(row, "speedup", " ×") + row_note(t("end to end") if row.source and row.speedup else ""),
         figure_cell(row, "tau"),
         safe(figure(row.tokens_per_second, 1)),
-        safe(f"server {row.source}" if row.source else row.machine or "–"),
+        safe(where) + tag("div", row_note(limits_words(row))),
         safe(ago(row.measured_at)),
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
+from app.i18n import N_, t
 from app.widgets.elements import QUIET, block, closed_accordion, notice
 from app.widgets.fields import one_line
 from app.widgets.formatting import size
@@ -30,14 +31,16 @@ class Manage:
 
     def __init__(self, settings: Settings, table: type[Table], word: str, chosen: gr.Textbox):
         self.settings, self.table, self.word, self.chosen = settings, table, word, chosen
-        with closed_accordion("Name, note, delete", elem_id=f"{word}-manage"):
+        with closed_accordion(t("Name, note, delete"), elem_id=f"{word}-manage"):
             with gr.Row(equal_height=True, elem_classes="sp-manage"):
-                self.name = one_line("Name", f"{word}-name", max_length=200, scale=2)
+                self.name = one_line(t("Name"), f"{word}-name", max_length=200, scale=2)
                 note = {"max_lines": 4, "max_length": 4000, "scale": 3, "placeholder": "…"}
-                self.note = gr.Textbox(label="Note (#words are tags)", elem_id=f"{word}-note", **note)
+                self.note = gr.Textbox(label=t("Note (#words are tags)"), elem_id=f"{word}-note", **note)
             with gr.Row(elem_classes="sp-buttons"):
-                self.save = gr.Button("Save", elem_id=f"{word}-save", **SMALL)
-                delete = gr.Button(f"Delete this {word}", elem_id=f"{word}-delete", variant="stop", **SMALL)
+                self.save = gr.Button(t("Save"), elem_id=f"{word}-save", **SMALL)
+                delete = gr.Button(
+                    t("Delete this {word}", word=t(word)), elem_id=f"{word}-delete", variant="stop", **SMALL
+                )
             self.message = block(elem_id=f"{word}-said")
             self.confirm, question, self.really = confirmation_dialog(word)
         self.outputs = [self.name, self.note, self.message, self.confirm]
@@ -85,19 +88,19 @@ def build_list(
 
 
 def confirmation_dialog(
-    prefix: str, words: str = "Delete permanently", keep: str = "Cancel", html: str = ""
+    prefix: str, words: str = N_("Delete permanently"), keep: str = N_("Cancel"), html: str = ""
 ) -> tuple[gr.Column, gr.HTML, gr.Button]:
     """A hidden confirmation: (column, question, confirming button)."""
     with gr.Column(visible=False, elem_id=f"{prefix}-confirm") as confirmation:
         question = block(html, elem_id=f"{prefix}-question")
         with gr.Row(elem_classes="sp-buttons"):
-            really = gr.Button(words, variant="stop", elem_id=f"{prefix}-really", **SMALL)
-            no = gr.Button(keep, elem_id=f"{prefix}-keep", **SMALL)
+            really = gr.Button(t(words), variant="stop", elem_id=f"{prefix}-really", **SMALL)
+            no = gr.Button(t(keep), elem_id=f"{prefix}-keep", **SMALL)
     no.click(lambda: gr.Column(visible=False), None, confirmation, **QUIET)
     return confirmation, question, really
 
 
-KEPT_ROWS_NOTE = {Experiment: "Its jobs, datasets and drafts are kept."}
+KEPT_ROWS_NOTE = {Experiment: N_("Its jobs, datasets and drafts are kept.")}
 """Table → what remains when a row is deleted."""
 LEAVE_IF_EMPTY = "(id) => { if (!id) history.replaceState({}, '', location.pathname); }"
 
@@ -111,10 +114,11 @@ def question(settings: Settings, table: type[Table], word: str, row_id: str) -> 
     with reading(settings) as session:
         used = changes.dependents(session, row(session, table, word, row_id))
     if table in KEPT_ROWS_NOTE:
-        return f"Deleting this {word} cannot be undone. {KEPT_ROWS_NOTE[table]}"
+        return t("Deleting this {word} cannot be undone.", word=t(word)) + f" {t(KEPT_ROWS_NOTE[table])}"
     if not used:
-        return f"Nothing depends on this {word}. Deleting it cannot be undone."
-    return f"Deleting this {word} cannot be undone, and these depend on it: {', '.join(used)}."
+        return t("Nothing depends on this {word}. Deleting it cannot be undone.", word=t(word))
+    words = {"word": t(word), "rows": ", ".join(used)}
+    return t("Deleting this {word} cannot be undone, and these depend on it: {rows}.", **words)
 
 
 def save(settings: Settings, table: type[Table], row_id: str, name: str, note: str) -> str:
@@ -123,7 +127,7 @@ def save(settings: Settings, table: type[Table], row_id: str, name: str, note: s
         if name.strip() != record.name:  # generated names may be invalid as user input
             changes.rename(session, record, name)
         changes.set_note(session, record, note)
-    return "Saved."
+    return t("Saved.")
 
 
 def delete(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
@@ -132,7 +136,8 @@ def delete(settings: Settings, table: type[Table], word: str, row_id: str) -> st
         record = row(session, table, word, row_id)
         name, paths = record.name, changes.delete(session, settings, record, force=True)
     freed = changes.remove_files(paths)
-    return f"Deleted “{name}”" + (f"; {size(freed)} freed." if freed else ".")
+    freed_words = t("Deleted “{name}”; {size} freed.", name=name, size=size(freed))
+    return freed_words if freed else t("Deleted “{name}”.", name=name)
 
 
 def row(session: Session, table: type[Table], word: str, row_id: str) -> Any:

@@ -32,7 +32,7 @@ class MatrixForm:
     """Evaluation matrix: values to combine, estimate, start. `opened` has the values of `outputs`."""
 
     def __init__(self, settings: Settings):
-        with closed_accordion(t("Evaluate drafts on suites"), elem_id="matrix") as box:
+        with closed_accordion(t("Evaluate drafts"), elem_id="matrix", elem_classes="sp-action") as box:
             with gr.Row():
                 models = dropdown([], multiselect=True, label=t("Models"), elem_id="matrix-models")
                 suites = dropdown([], multiselect=True, label=t("Suites"), elem_id="matrix-suites")
@@ -122,4 +122,4 @@ def suite_choices(session: Session) -> Choices:
 def words(data: Dataset) -> str:
     known = suite_title((data.config or {}).get("suite") or "")
     name = f"{known} ({data.name})" if known and known != data.name else data.name
-    return t("{name} · {n:,} questions", name=name, n=data.rows)
+    return f"{name} · " + plural("{n:,} question", "{n:,} questions", data.rows)

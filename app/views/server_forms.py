@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import gradio as gr
 
+from app.i18n import N_, t
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, badge, block, notice, on_load, section
 from app.widgets.fields import dropdown, one_line
@@ -16,12 +17,12 @@ from speculoos import servers
 from speculoos.errors import BadInput
 from speculoos.settings import Endpoint, Settings, stored_secret
 
-HUB = "For gated models and datasets of the Hugging Face Hub. The next job uses it."
-SERVERS = "Other pages refer to them by name. The next job uses changes, without a restart. Keys are never shown."
+HUB = N_("For gated models and datasets of the Hugging Face Hub. The next job uses it.")
+SERVERS = N_("Other pages refer to them by name. The next job uses changes, without a restart. Keys are never shown.")
 KINDS = {
-    "endpoints": "OpenAI-compatible, for data and evaluations",
-    "hidden_states/speculoos": "Hidden states: speculoos features serve",
-    "hidden_states/vllm": "Hidden states: vLLM",
+    "endpoints": N_("OpenAI-compatible, for data and evaluations"),
+    "hidden_states/speculoos": N_("Hidden states: speculoos features serve"),
+    "hidden_states/vllm": N_("Hidden states: vLLM"),
 }
 TOKEN = "HF_TOKEN"
 SECRET = {"type": "password", "max_length": servers.LONGEST_SECRET}
@@ -29,28 +30,28 @@ SECRET = {"type": "password", "max_length": servers.LONGEST_SECRET}
 
 def build_servers(settings: Settings) -> None:
     """The forms; on a shared server only what is set."""
-    section("Hugging Face token", HUB)
+    section(t("Hugging Face token"), t(HUB))
     said = block(elem_id="hub-said")
     on_load(partial(hub_state, settings), said)
     if not settings.is_shared:
-        token = one_line("Token", "hub-token", placeholder="hf_…", **SECRET)
-        keep, forget = _buttons("hub", "token")
+        token = one_line(t("Token"), "hub-token", placeholder="hf_…", **SECRET)
+        keep, forget = _buttons("hub", t("Save token"), t("Delete token"))
         gr.on([keep.click, token.submit], partial(save_token, settings), token, [said, token], **QUIET)
         forget.click(partial(delete_token, settings), None, said, **QUIET)
-    section("Servers", SERVERS)
+    section(t("Servers"), t(SERVERS))
     listed, message = block(elem_id="servers-list"), block(elem_id="servers-said")
     if settings.is_shared:
-        on_load(lambda: [servers_view(settings)[0], notice(servers.SHARED)], [listed, message])
+        on_load(lambda: [servers_view(settings)[0], notice(t(servers.SHARED))], [listed, message])
         return
-    chosen = dropdown([], label="Server", elem_id="servers-chosen")
+    chosen = dropdown([], label=t("Server"), elem_id="servers-chosen")
     with gr.Row(elem_classes="sp-settings"):
-        kind = dropdown([(words, key) for key, words in KINDS.items()], label="Kind", elem_id="servers-kind")
-        name = one_line("Name", "servers-name", max_length=64)
-        url = one_line("URL (several equal servers: separate by spaces)", "servers-url", max_length=4000)
+        kind = dropdown([(t(words), key) for key, words in KINDS.items()], label=t("Kind"), elem_id="servers-kind")
+        name = one_line(t("Name"), "servers-name", max_length=64)
+        url = one_line(t("URL (several equal servers: separate by spaces)"), "servers-url", max_length=4000)
     with gr.Row(elem_classes="sp-settings"):
-        model = one_line("Model name in requests (optional)", "servers-model", max_length=200)
-        key = one_line("Key (empty: unchanged)", "servers-key", **SECRET)
-    keep, forget = _buttons("servers", "server")
+        model = one_line(t("Model name in requests (optional)"), "servers-model", max_length=200)
+        key = one_line(t("Key (empty: unchanged)"), "servers-key", **SECRET)
+    keep, forget = _buttons("servers", t("Save server"), t("Delete server"))
     fields, shown = [kind, name, url, model, key], [listed, chosen]
     on_load(partial(servers_view, settings), shown)
     chosen.input(partial(fill, settings), chosen, fields, **QUIET)
@@ -58,16 +59,17 @@ def build_servers(settings: Settings) -> None:
     forget.click(partial(delete_server, settings), chosen, [message, key, *shown], **QUIET)
 
 
-def _buttons(prefix: str, noun: str) -> tuple[gr.Button, gr.Button]:
+def _buttons(prefix: str, save: str, delete: str) -> tuple[gr.Button, gr.Button]:
     with gr.Row(elem_classes="sp-buttons"):
-        keep = gr.Button(f"Save {noun}", variant="primary", elem_id=f"{prefix}-keep", **SMALL)
-        return keep, gr.Button(f"Delete {noun}", variant="stop", elem_id=f"{prefix}-forget", **SMALL)
+        keep = gr.Button(save, variant="primary", elem_id=f"{prefix}-keep", **SMALL)
+        return keep, gr.Button(delete, variant="stop", elem_id=f"{prefix}-forget", **SMALL)
 
 
 def hub_state(settings: Settings) -> str:
     if servers.from_environment(TOKEN):
-        return notice(servers.FROM_ENVIRONMENT.format(name=TOKEN), "good")
-    return notice("The token is set.", "good") if stored_secret(settings.home, TOKEN) else notice("No token is set.")
+        return notice(t(servers.FROM_ENVIRONMENT, name=TOKEN), "good")
+    is_set = stored_secret(settings.home, TOKEN)
+    return notice(t("The token is set."), "good") if is_set else notice(t("No token is set."))
 
 
 @show_errors("")
@@ -86,9 +88,10 @@ def delete_token(settings: Settings) -> str:
 def servers_view(settings: Settings) -> tuple[str, Any]:
     """Table of the servers, and the choices of the dropdown."""
     known = servers.known_servers(settings)
-    rows = [[safe(s.name), safe(KINDS[kind_of(s)]), safe(s.model or "–"), key_badge(s)] for s in known.values()]
-    html = table(["Name", "Kind", "Model", "Key"], rows, "Servers") if rows else tag("p", "None yet.", class_="sp-lead")
-    return html, gr.Dropdown([("New server", ""), *((s.name, key) for key, s in known.items())], value="")
+    rows = [[safe(s.name), safe(t(KINDS[kind_of(s)])), safe(s.model or "–"), key_badge(s)] for s in known.values()]
+    columns = [t("Name"), t("Kind"), t("Model"), t("Key")]
+    html = table(columns, rows, t("Servers")) if rows else tag("p", t("None yet."), class_="sp-lead")
+    return html, gr.Dropdown([(t("New server"), ""), *((s.name, key) for key, s in known.items())], value="")
 
 
 def kind_of(server: servers.Server) -> str:
@@ -97,8 +100,8 @@ def kind_of(server: servers.Server) -> str:
 
 def key_badge(server: servers.Server) -> str:
     if not server.key_env:
-        return safe("none needed")
-    words, tone = ("is set", "good") if server.key else ("is not set", "bad")
+        return safe(t("none needed"))
+    words, tone = (t("is set"), "good") if server.key else (t("is not set"), "bad")
     return badge(f"{server.key_env} {words}", tone)
 
 
@@ -120,7 +123,7 @@ def save_server(settings: Settings, kind: str, name: str, url: str, model: str, 
     section, _, protocol = kind.partition("/")
     values = {"model": model.strip(), **({"kind": protocol} if protocol else {})}
     servers.save_server(settings, section, name.strip(), url, key.strip(), **values)
-    return [notice("Saved.", "good"), "", *servers_view(settings)]
+    return [notice(t("Saved."), "good"), "", *servers_view(settings)]
 
 
 @show_errors(*[gr.skip()] * 3)
@@ -129,4 +132,4 @@ def delete_server(settings: Settings, chosen: str) -> list[Any]:
     if chosen not in servers.known_servers(settings):
         raise BadInput("Choose the server to delete first.")
     servers.delete_server(settings, *chosen.split("/"))
-    return [notice("Deleted.", "good"), "", *servers_view(settings)]
+    return [notice(t("Deleted."), "good"), "", *servers_view(settings)]

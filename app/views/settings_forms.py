@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from app.forms import whole
+from app.i18n import N_, t
 from app.sessions import Sessions, Visitor
 from app.views.manage import SMALL
 from app.visitor import visitor_of
@@ -26,19 +27,20 @@ from tracking.db import reading, writing
 from tracking.names import LONGEST_USER, check_user
 from tracking.retention_rules import RETENTION, chosen_rules, save_rules
 
-NOTIFIED = "For jobs that succeed or fail at least one minute after they were submitted."
+NOTIFIED = N_("For jobs that succeed or fail at least one minute after they were submitted.")
+OPEN = N_("Open without login at {address}; no other user has an account on this machine.")
 EXAMPLE = "https://chat.example.org/hooks/…"
 TEST = {"text": "Test message of Speculoos: finished jobs will be reported here.", "job": None}
-ACTIVE = "Finished jobs are sent to {host}: one POST with the job's name, state and link."
-INACTIVE = "No webhook is stored: nothing is sent."
-KEEPING = "Older items are removed once an hour. 0 keeps them forever; empty uses the configured value."
-KEYS = "For programs that use the inference server: one key per program, which can be revoked separately."
-NONE_YET = "No keys yet. Programs on this machine can also use the token in {path}."
-MADE = "Created “{name}”. Copy the key now: it is not stored and cannot be shown again."
+ACTIVE = N_("Finished jobs are sent to {host}: one POST with the job's name, state and link.")
+INACTIVE = N_("No webhook is stored: nothing is sent.")
+KEEPING = N_("Older items are removed once an hour. 0 keeps them forever; empty uses the configured value.")
+KEYS = N_("For programs that use the inference server: one key per program, which can be revoked separately.")
+NONE_YET = N_("No keys yet. Programs on this machine can also use the token in {path}.")
+MADE = N_("Created “{name}”. Copy the key now: it is not stored and cannot be shown again.")
 
 
 def build_access(settings: Settings) -> None:
-    section("Access")
+    section(t("Access"))
     state = block(elem_id="settings-access")
 
     def opened(request: gr.Request) -> str:
@@ -54,17 +56,18 @@ def access_notice(settings: Settings, visitor: Visitor | None) -> str:
     if warning := access_warning(settings):
         return notice(warning, "warn")
     if settings.asks_login:
-        until = f" Your login is valid until {visitor.ends_at:%d %B %Y}, or until you log out." if visitor else ""
-        who = "everyone with the password" if settings.password else "everyone with a link of `speculoos login-link`"
-        return notice(f"Open to {who}.{until}", "good")
-    words = f"Open without login at {settings.host}:{settings.port}; no other user has an account on this machine."
-    return notice(words, "good")
+        day = f"{visitor.ends_at:%Y-%m-%d}" if visitor else ""
+        until = t("Your login is valid until {day}, or until you log out.", day=day) if visitor else ""
+        by_link = t("Open to everyone with a link of `speculoos login-link`.")
+        words = t("Open to everyone with the password.") if settings.password else by_link
+        return notice(f"{words} {until}", "good")
+    return notice(t(OPEN, address=f"{settings.host}:{settings.port}"), "good")
 
 
 def _build_name(sessions: Sessions) -> None:
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
-        name = one_line("Your name on jobs", "settings-user", max_length=LONGEST_USER)
-    save = gr.Button("Save name", elem_id="settings-user-save", **SMALL)
+        name = one_line(t("Your name on jobs"), "settings-user", max_length=LONGEST_USER)
+    save = gr.Button(t("Save name"), elem_id="settings-user-save", **SMALL)
     message = block(elem_id="settings-user-said")
 
     def shown(request: gr.Request) -> str:
@@ -83,31 +86,31 @@ def rename(sessions: Sessions, visitor: Visitor | None, text: str) -> str:
     user = check_user(text)
     if visitor:
         sessions.rename(visitor, user)
-    return notice(f"Your next jobs show “{user}”." if user else "Your next jobs show no name.", "good")
+    return notice(t("Your next jobs show “{name}”.", name=user) if user else t("Your next jobs show no name."), "good")
 
 
 def build_webhook(settings: Settings) -> None:
-    section("Notifications", NOTIFIED)
+    section(t("Notifications"), t(NOTIFIED))
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
-        url = one_line("Webhook URL", "webhook-url", placeholder=EXAMPLE, type="password", max_length=2000)
+        url = one_line(t("Webhook URL"), "webhook-url", placeholder=EXAMPLE, type="password", max_length=2000)
     with gr.Row(elem_classes="sp-buttons"):
-        keep = gr.Button("Save", variant="primary", elem_id="webhook-keep", **SMALL)
-        test = gr.Button("Send test", elem_id="webhook-test", **SMALL)
-        forget = gr.Button("Delete", variant="stop", elem_id="webhook-forget", **SMALL)
+        keep = gr.Button(t("Save"), variant="primary", elem_id="webhook-keep", **SMALL)
+        test = gr.Button(t("Send test"), elem_id="webhook-test", **SMALL)
+        forget = gr.Button(t("Delete"), variant="stop", elem_id="webhook-forget", **SMALL)
     message = block(elem_id="webhook-said")
     on_load(partial(webhook_state, settings), message)
     for event in (keep.click, url.submit):
         event(partial(save_webhook, settings), url, [message, url], **QUIET)
     send, delete = partial(webhook.post_to_webhook, settings, TEST), partial(webhook.delete_webhook, settings)
-    test.click(partial(run_and_notify, send, "The test was accepted."), None, message, **QUIET)
-    forget.click(partial(run_and_notify, delete, "Deleted; nothing is sent."), None, message, **QUIET)
+    test.click(partial(run_and_notify, send, t("The test was accepted.")), None, message, **QUIET)
+    forget.click(partial(run_and_notify, delete, t("Deleted; nothing is sent.")), None, message, **QUIET)
 
 
 @show_errors()
 def webhook_state(settings: Settings) -> str:
     """Whether a webhook is stored, and its host. The URL itself is never shown: it may contain a token."""
     host = webhook.webhook_host(settings)
-    return notice(ACTIVE.format(host=host), "good") if host else notice(INACTIVE, "info")
+    return notice(t(ACTIVE, host=host), "good") if host else notice(t(INACTIVE), "info")
 
 
 @show_errors(gr.skip())
@@ -128,17 +131,17 @@ class RulesForm:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        section("Retention", KEEPING)
+        section(t("Retention"), t(KEEPING))
         with gr.Row(elem_classes="sp-settings"):
             fields = [self._field(name) for name in RETENTION]
         message = block(elem_id="rules-said")
-        save = gr.Button("Save", variant="primary", elem_id="rules-save", **SMALL)
+        save = gr.Button(t("Save"), variant="primary", elem_id="rules-save", **SMALL)
         on_load(self.values, fields)
         save.click(self.submit, fields, message, **QUIET)
 
     def _field(self, name: str) -> gr.Textbox:
-        words = f"{getattr(self.settings, name):,} (configured)"
-        return one_line(RETENTION[name], f"rule-{name}", placeholder=words, min_width=220)
+        words = t("{n:,} (configured)", n=getattr(self.settings, name))
+        return one_line(t(RETENTION[name]), f"rule-{name}", placeholder=words, min_width=220)
 
     def values(self) -> list[str]:
         """The saved value of each rule, "" for the default."""
@@ -150,20 +153,20 @@ class RulesForm:
     def submit(self, *values: Any) -> str:
         texts = dict(zip(RETENTION, values, strict=True))
         save_rules(self.settings, {name: whole(RETENTION[name], value) for name, value in texts.items()})
-        return notice("Saved. They take effect at the next hourly cleanup.", "good")
+        return notice(t("Saved. They take effect at the next hourly cleanup."), "good")
 
 
 def build_keys(settings: Settings) -> None:
-    section("API keys", KEYS)
+    section(t("API keys"), t(KEYS))
     listed = block(elem_id="keys-list")
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
-        name = one_line("New key for", "keys-name", placeholder="user or program", max_length=120, scale=2)
-        doomed = dropdown([], label="Key to revoke", value=None, elem_id="keys-doomed", scale=2)
+        name = one_line(t("New key for"), "keys-name", placeholder=t("user or program"), max_length=120, scale=2)
+        doomed = dropdown([], label=t("Key to revoke"), value=None, elem_id="keys-doomed", scale=2)
     with gr.Row(elem_classes="sp-buttons"):
-        make = gr.Button("Create key", variant="primary", elem_id="keys-make", **SMALL)
-        revoke = gr.Button("Revoke", variant="stop", elem_id="keys-revoke", **SMALL)
+        make = gr.Button(t("Create key"), variant="primary", elem_id="keys-make", **SMALL)
+        revoke = gr.Button(t("Revoke"), variant="stop", elem_id="keys-revoke", **SMALL)
     message = block(elem_id="keys-said")
-    secret = one_line("The new key", "keys-secret", interactive=False, visible=False, buttons=["copy"])
+    secret = one_line(t("The new key"), "keys-secret", interactive=False, visible=False, buttons=["copy"])
     shown = [listed, doomed]
     on_load(partial(keys_view, settings), shown)
     for event in (make.click, name.submit):
@@ -177,10 +180,10 @@ def keys_view(settings: Settings) -> list[Any]:
         live = keys.list_keys(session)
     choices = gr.Dropdown([(f"{key.name} ({key.hint}…)", key.id) for key in live], value=None)
     if not live:
-        return [tag("p", safe(NONE_YET.format(path=settings.inference_token_file)), class_="sp-lead"), choices]
+        return [tag("p", safe(t(NONE_YET, path=settings.inference_token_file)), class_="sp-lead"), choices]
     cells = [(key.name, f"{key.hint}…", ago(key.created_at), ago(key.last_used_at)) for key in live]
-    columns = ["Name", "Starts with", "Created", "Last used"]
-    return [table(columns, [[*map(safe, row)] for row in cells], "Keys", True, columns[2:]), choices]
+    columns = [t("Name"), t("Starts with"), t("Created"), t("Last used")]
+    return [table(columns, [[*map(safe, row)] for row in cells], t("Keys"), True, columns[2:]), choices]
 
 
 def make_key(settings: Settings, name: str) -> list[Any]:
@@ -190,7 +193,7 @@ def make_key(settings: Settings, name: str) -> list[Any]:
             key, secret = keys.make_key(session, name or "")
     except SpeculoosError as error:
         return [notice(error_text(error), "bad"), gr.Textbox("", visible=False), name, *keys_view(settings)]
-    message = notice(MADE.format(name=key.name), "good")
+    message = notice(t(MADE, name=key.name), "good")
     return [message, gr.Textbox(secret, visible=True), "", *keys_view(settings)]
 
 
@@ -198,7 +201,8 @@ def revoke_key(settings: Settings, key_id: str | None) -> list[Any]:
     """Revoke a key: notice, hidden secret, `keys_view`."""
     try:
         with writing(settings) as session:
-            message = notice(f"Revoked “{keys.revoke(session, key_id or '').name}”; it no longer works.", "good")
+            revoked = keys.revoke(session, key_id or "").name
+        message = notice(t("Revoked “{name}”; it no longer works.", name=revoked), "good")
     except SpeculoosError as error:
-        message = notice(error_text(error) if key_id else "Choose the key to revoke first.", "bad")
+        message = notice(error_text(error) if key_id else t("Choose the key to revoke first."), "bad")
     return [message, gr.Textbox("", visible=False), *keys_view(settings)]

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from sqlalchemy.orm import Session
 
 from app.drafting import LOOKUP
+from app.i18n import t
 from app.views.checkpoint_rows import REFERENCE, is_reference
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Run
@@ -42,7 +43,7 @@ def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
     base = _base(session, base_name)
     checkpoints = fitting(session, base) if base else []
     labels = [(f"{c.name} · {c.method}{_figure(c)}", c.name) for c in checkpoints]
-    return [*labels, ("Prompt lookup (n-grams, no training)", LOOKUP_CHOICE), ("None: plain decoding", PLAIN)]
+    return [*labels, (t("Prompt lookup (n-grams, no training)"), LOOKUP_CHOICE), (t("None: plain decoding"), PLAIN)]
 
 
 def target(base_name: str, draft: str) -> ServerTarget:
@@ -53,25 +54,26 @@ def why_off(session: Session, base_name: str, draft: str) -> str:
     """Why speculation is off, or which checkpoints are not offered; otherwise ""."""
     base = _base(session, base_name)
     if base is None:
-        return "There is no base model yet. Add one on Models."
+        return t("There is no base model yet. Add one on Models.")
     ready = queries.checkpoints(session, base.id, ready_only=True)
     incompatible = [c.name for c in ready if not fits(c, base)]
-    note = f" Incompatible, trained on other weights: {', '.join(incompatible)}." if incompatible else ""
+    names = ", ".join(incompatible)
+    note = " " + t("Incompatible, trained on other weights: {names}.", names=names) if incompatible else ""
     if draft != PLAIN:
         return note.strip()
     if len(ready) > len(incompatible):
-        return "Speculation is off: no draft is selected, so the base model generates every token." + note
-    return f"Speculation is off: {base_name} has no draft yet. Train or import one." + note
+        return t("Speculation is off: no draft is selected, so the base model generates every token.") + note
+    return t("Speculation is off: {name} has no draft yet. Train or import one.", name=base_name) + note
 
 
 def all_targets(session: Session) -> list[tuple[str, str]]:
     """(label, value) of all targets on the Compare page; the value is `model` or `model` + LOOKUP_CHOICE."""
     choices = []
     for base in queries.bases(session, ready_only=True):
-        choices.append((f"{base.name} · baseline", base.name))
+        choices.append((t("{name} · baseline", name=base.name), base.name))
         drafts = fitting(session, base)
         choices += [(f"{base.name} · {c.name} ({c.method})", f"{base.name}@{c.name}") for c in drafts]
-        choices.append((f"{base.name} · prompt lookup", base.name + LOOKUP_CHOICE))
+        choices.append((t("{name} · prompt lookup", name=base.name), base.name + LOOKUP_CHOICE))
     return choices
 
 
@@ -95,7 +97,7 @@ def _base(session: Session, name: str) -> Base | None:
 def _figure(checkpoint: Checkpoint) -> str:
     tau, speedup = _number(checkpoint, "mean_accepted_length"), _number(checkpoint, "speedup")
     words = (f" · τ {tau:.2f}" if tau else "") + (f" · {speedup:.2f}×" if speedup else "")
-    return f"{words} ({REFERENCE})" if words and is_reference(checkpoint) else words
+    return f"{words} ({t(REFERENCE)})" if words and is_reference(checkpoint) else words
 
 
 def _number(checkpoint: Checkpoint, name: str) -> float:

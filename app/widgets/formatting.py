@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from app.i18n import plural, t
+
 
 def size(bytes_: float) -> str:
     """1536 → "1.5 kB" (decimal units)."""
@@ -26,14 +28,14 @@ def count(number: float) -> str:
 def duration(seconds: float | None) -> str:
     """95 → "1 min 35 s"; None → "measuring…"."""
     if seconds is None:
-        return "measuring…"
+        return t("measuring…")
     seconds = int(max(seconds, 0))
     if seconds < 60:
         return f"{seconds} s"
     if seconds < 3600:
         return f"{seconds // 60} min {seconds % 60} s"
     if seconds >= 3 * 86400:
-        return f"{seconds // 86400} days"
+        return plural("{n} day", "{n} days", seconds // 86400)
     return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
@@ -48,9 +50,9 @@ def rounded(seconds: float) -> str:
 def ago(when: datetime | None) -> str:
     """Time since `when`; None → "never"."""
     if when is None:
-        return "never"
+        return t("never")
     seconds = (datetime.now(UTC) - when).total_seconds()
-    return "just now" if seconds < 5 else f"{duration(seconds)} ago"
+    return t("just now") if seconds < 5 else t("{time} ago", time=duration(seconds))
 
 
 def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
@@ -60,7 +62,7 @@ def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
 
 def yes_or_no(value: object) -> str:
     """True → "yes", False → "no", anything else → "–"."""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else "–"
+    return (t("yes") if value else t("no")) if isinstance(value, bool) else "–"
 
 
 def interval(figures: Mapping[str, Any], name: str, unit: str = "") -> str:

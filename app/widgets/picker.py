@@ -106,10 +106,11 @@ def table(
     heads: Mapping[str, str] | None = None,
     count: str = "",
     matrix: bool = False,
+    tools: str = "",
 ) -> str:
     """A table of HTML cells; `wide_first` widens the first column, `heads` are HTML heads of some columns, `count` are
-    words above a list. A click anywhere on a row opens its `sp-row-name`. A table without links and buttons takes the
-    keyboard focus itself, so that it can be scrolled.
+    words above a list and `tools` HTML beside them. A click anywhere on a row opens its `sp-row-name`. A table without
+    links and buttons takes the keyboard focus itself, so that it can be scrolled.
 
     On a narrow screen each row becomes a card: cells of `named` columns show the column's name, empty cells are hidden.
     A `matrix` stays a table there and scrolls sideways beside its first column.
@@ -125,7 +126,7 @@ def table(
     html = tag("table", html, class_=style, aria_label=label, data_columns=columns_of if menu else None)
     tabindex = None if "<a " in body or "<button" in body else "0"
     button = tag("button", t("Columns"), type="button", class_="sp-small-button", popovertarget="sp-columns")
-    bar = tag("span", safe(count)) + (button if menu else "")
+    bar = tag("span", safe(count)) + tag("span", tools + (button if menu else ""), class_="sp-links")
     above = tag("div", bar, class_="sp-table-bar") if count else ""
     return above + tag("div", html, class_="sp-table-wrap", tabindex=tabindex)
 

@@ -257,7 +257,7 @@ def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Setti
     assert found["suite"] == [("Built-in questions", "Built-in questions"), ("GSM8K", "GSM8K")]
     assert found["temperature"] == [("0", "0"), ("1", "1")] and ("its own", "own") in found["tree"]
     assert found["source"] == [("this engine", "here"), ("team", "team")] and found["base"] == [(HOSTILE, "base")]
-    assert boxes[2].value == "Poems" and ("Poems", "Poems") in boxes[2].choices
+    assert boxes[3].value == "Poems" and ("Poems", "Poems") in boxes[3].choices
 
 
 def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
@@ -308,6 +308,17 @@ def test_cells_outlive_their_matrix_and_stay_cells(filled: Settings) -> None:
         assert shown(session, matrix=job.id) == ["cell"], "the leaderboard still shows the cells together"
         html = evaluation_view.view(session, cell)
     assert f"/runs?id={job.id}" not in html and f"matrix={job.id}" in html
+
+
+def test_a_draft_shows_its_evaluation_on_the_built_in_questions(filled: Settings) -> None:
+    with db.writing(filled) as session:
+        for name, hours, tau in (("built_in", 1, 2.5), ("own", 2, 9.0)):
+            at, result = now() + timedelta(hours=hours), {"mean_accepted_length": tau, "prompts": 20}
+            values = {"suite": name, "questions": name, "result": result, "created_at": at, "state": "ready"}
+            session.add(Evaluation(name=name, base_id="base", checkpoint_id="two", **values))
+        session.flush()
+        html = checkpoint_rows.checkpoints_table(session)
+    assert "2.50" in html and "9.00" not in html and 'title="built_in, 20 questions"' in html
 
 
 def test_the_built_in_questions_have_one_name(home: Settings) -> None:

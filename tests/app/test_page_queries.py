@@ -208,7 +208,7 @@ def test_rows_left_out_are_listed_by_line_and_reason(filled):
     with reading(filled) as rows:
         html = data_view.bad_rows(rows.get(Dataset, "prompts"))
         shown = data_view.details(rows.get(Dataset, "prompts"), {})
-    assert ">7<" in html
+    assert ">7<" in html and data_view.line_ranges([1, 2, 3, 7, "?"]) == "1–3, 7, ?"
     assert "<img" not in html
     assert "1: 90, 2: 10" in shown
 

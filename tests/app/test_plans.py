@@ -117,7 +117,7 @@ def test_a_replay_is_an_evaluation_but_no_measurement_and_its_outputs_are_chats(
         )
         group = run.group_id
     with reading(filled) as rows:
-        assert last_measured(rows, ["heads"])["heads"] == {"speedup": 1.5}
+        assert last_measured(rows, ["heads"])["heads"]["speedup"] == 1.5
         (chat,) = group_runs(rows, group)
         assert (chat.state, chat.text, chat.kind) == ("SUCCEEDED", "text", "chat")
         assert len(steps_after(rows, chat.id)) == 1

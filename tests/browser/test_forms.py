@@ -48,7 +48,7 @@ def test_a_reload_keeps_the_forms_of_data_and_evaluations(page: Page, furnished:
     page.reload()
     expect(page.locator("#generate-system-prompt :is(input, textarea)")).to_have_value("Be brief.")
     open_page(page, f"{furnished.url}/results")
-    page.get_by_role("button", name="Evaluate drafts on suites").click()
+    page.get_by_role("button", name="Evaluate drafts").click()
     page.locator("#matrix-temperatures :is(input, textarea)").fill("0, 1")
     page.wait_for_url("**/results?matrix-temperatures=*")
     page.reload()

@@ -17,9 +17,13 @@ from babel.messages.pofile import read_po, write_po
 
 from app import i18n
 from app.changes import LISTINGS
+from evaluation.breakdown import CLASSES
 from models.methods import METHODS, SETTINGS, trees
 from models.methods.recipes import list_recipes
+from speculoos import servers
+from tracking.retention_rules import RETENTION
 from tracking.states import JobState
+from workers.jobs.builtin import BUILT_IN
 from workers.jobs.estimates import UNKNOWN, UNMEASURED
 from workers.jobs.requests import KINDS, Evaluate, GenerateData, Matrix, PlanRequest, Quantize, Train
 
@@ -44,7 +48,7 @@ SAME = {"Speculoos", "Hugging Face", "EAGLE", "Medusa"}
 
 def record_texts() -> set[str]:
     """Texts of records of other packages that the pages show through `t`."""
-    return set().union(_of_trainings(), _of_settings(), _of_lists(), _of_jobs(), {trees.NOT_SAVED})
+    return set().union(_of_trainings(), _of_settings(), _of_lists(), _of_jobs(), _of_results(), {trees.NOT_SAVED})
 
 
 def _of_trainings() -> set[str]:
@@ -77,6 +81,21 @@ def _of_jobs() -> set[str]:
     units = {"steps", "rows", "responses", "questions", "cells", "measurements", "prompts", "layers", "recordings"}
     states = {state.lower() for state in JobState}
     return {kind.title for kind in KINDS} | units | states | {UNMEASURED, UNKNOWN}
+
+
+def _of_results() -> set[str]:
+    sets = {text for each in BUILT_IN.values() for text in (each.title, each.lead)}
+    return sets | {
+        *CLASSES,
+        *RETENTION.values(),
+        servers.SHARED,
+        servers.FROM_ENVIRONMENT,
+        "its own",
+        "this engine",
+        "job",
+        "experiment",
+        "evaluation",
+    }
 
 
 def messages() -> Catalog:
