@@ -103,8 +103,12 @@ def _catalogue(tag: str) -> gettext.NullTranslations:
 def _script_messages(tag: str) -> dict[str, str]:
     if tag == "en":
         return {}
-    of_scripts = (one for one in _messages(tag) if any(file.startswith(SCRIPTS) for file, _ in one.locations))
-    return {one.id: one.string for one in of_scripts if one.id and one.string}
+    found = {}
+    for one in _messages(tag):
+        if one.id and any(file.startswith(SCRIPTS) for file, _ in one.locations):
+            texts, translated = ([value] if isinstance(value, str) else value for value in (one.id, one.string))
+            found |= {texts[0]: translated[0], texts[-1]: translated[-1]}  # a message may have plural forms
+    return {text: translation for text, translation in found.items() if translation}
 
 
 def _messages(tag: str) -> Any:
