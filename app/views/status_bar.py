@@ -8,6 +8,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from app.i18n import t
 from app.views.job_view import shown_done
 from app.widgets.elements import notice
 from app.widgets.formatting import duration, size
@@ -34,7 +35,7 @@ def render(settings: Settings) -> str:
             parts = job_chip(session) + process_dot(heartbeat_ages(session)) + gpu_chips(session)
     except SpeculoosError as error:
         parts = tag("span", safe(error), class_="sp-chip sp-bad")
-    strip = tag("div", parts + disk_chip(settings.home), class_="sp-strip", role="group", aria_label="Workbench")
+    strip = tag("div", parts + disk_chip(settings.home), class_="sp-strip", role="group", aria_label=t("Workbench"))
     return strip + disk_notice(settings)
 
 
@@ -42,10 +43,10 @@ def job_chip(session: Session) -> str:
     listed = Job.parent_id.is_(None)
     running = session.scalar(select(Job).where(Job.state == "RUNNING", listed).order_by(Job.started_at).limit(1))
     waiting = session.scalar(select(func.count()).select_from(Job).where(Job.state == "QUEUED", listed)) or 0
-    more = f" · {waiting} waiting" if waiting else ""
+    more = [t("{n} waiting", n=waiting)] if waiting else []
     if running is None:
-        return tag("a", safe("No job is running" + more), href="/runs", class_="sp-chip")
-    words = f"{running.name} · {job_progress(running)}{more}"
+        return tag("a", safe(" · ".join([t("No job is running"), *more])), href="/runs", class_="sp-chip")
+    words = " · ".join([running.name, job_progress(running), *more])
     dot = tag("span", "", class_="sp-dot sp-running")
     return tag("a", dot + safe(words), href=f"/runs?id={running.id}", class_="sp-chip")
 
@@ -56,8 +57,9 @@ def job_progress(job: Job) -> str:
         return job.progress_note or f"{shown_done(job)} {job.unit}".strip()
     share = f"{min(shown_done(job) / job.total, 1.0):.0%}"
     if job.done >= job.total:
-        return f"{share} · {job.progress_note or 'finishing…'}"
-    return f"{share} · {duration(job.eta_seconds)} left" if job.eta_seconds is not None else f"{share} · ETA unknown"
+        return " · ".join([share, job.progress_note or t("finishing…")])
+    left = t("ETA unknown") if job.eta_seconds is None else t("{time} left", time=duration(job.eta_seconds))
+    return f"{share} · {left}"
 
 
 def heartbeat_ages(session: Session) -> dict[str, float]:
@@ -75,13 +77,15 @@ def process_dot(silences: Mapping[str, float]) -> str:
     """A dot and a text; names the process with the oldest heartbeat if that is too old, and those without one."""
     name, seconds = max(silences.items(), key=itemgetter(1), default=("", 0.0))
     if not silences:
-        words, tone = "no worker has reported yet", "warn"
+        words, tone = t("no worker has reported yet"), "warn"
     elif seconds >= FRESH.total_seconds():
-        words, tone = f"{name} has not reported for {duration(seconds)}", "bad"
+        words, tone = t("{name} has not reported for {time}", name=name, time=duration(seconds)), "bad"
     else:
-        words, tone = f"{len(silences)} processes alive" if len(silences) > 1 else f"{name} alive", "good"
+        words = t("{n} processes alive", n=len(silences)) if len(silences) > 1 else t("{name} alive", name=name)
+        tone = "good"
     if missing := [name for name in EXPECTED if name not in silences]:
-        words, tone = f"{words} · not running: {', '.join(missing)}", "bad" if tone == "bad" else "warn"
+        words = " · ".join([words, t("not running: {names}", names=", ".join(missing))])
+        tone = "bad" if tone == "bad" else "warn"
     dot = tag("span", "", class_=f"sp-dot sp-{tone}", aria_hidden="true")
     calm = " sp-calm" if tone == "good" else ""
     return tag("a", dot + safe(words), href="/settings", class_=f"sp-chip{calm}", title=", ".join(silences))
@@ -99,9 +103,10 @@ def gpu_chips(session: Session) -> str:
 
 
 def gpu_words(gpu: Gpu) -> str:
+    used, total = size(gpu.memory_used or 0), size(gpu.memory_total)
     values = (
         f"{gpu.utilization:.0%}" if gpu.utilization is not None else "",
-        f"{size(gpu.memory_used)} of {size(gpu.memory_total)}" if gpu.memory_used is not None else "",
+        t("{used} of {total}", used=used, total=total) if gpu.memory_used is not None else "",
         f"{gpu.temperature} °C" if gpu.temperature is not None else "",
     )
     return f"{short_uuid(gpu.uuid)} {' · '.join(filter(None, values))}"
@@ -109,15 +114,16 @@ def gpu_words(gpu: Gpu) -> str:
 
 def disk_chip(home: Path) -> str:
     free = shutil.disk_usage(resources.nearest_existing(home)).free
-    return tag("span", safe(f"Disk {size(free)} free"), class_=f"sp-chip {'sp-bad' if free < LOW_DISK else 'sp-calm'}")
+    words = t("Disk {size} free", size=size(free))
+    return tag("span", safe(words), class_=f"sp-chip {'sp-bad' if free < LOW_DISK else 'sp-calm'}")
 
 
 def disk_notice(settings: Settings) -> str:
     """Notice on every page while the disk is full or has too little space for jobs; otherwise ""."""
     if resources.is_disk_full(settings.home):
-        words = f"The disk that holds {settings.home} is full; nothing can be stored."
+        words = t("The disk that holds {folder} is full; nothing can be stored.", folder=settings.home)
     elif shortage := resources.disk_shortage(settings):
-        words = f"Jobs pause: {shortage.sentence}."
+        words = t("Jobs pause: {reason}.", reason=shortage.sentence)
     else:
         return ""
-    return notice(words, "bad", ROOM_PAGE, "Free up space")
+    return notice(words, "bad", ROOM_PAGE, t("Free up space"))
