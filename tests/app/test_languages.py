@@ -3,7 +3,6 @@
 import gettext
 import json
 import re
-import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,8 @@ from tests.tools.asgi import HOST, Answer, ask
 from tests.tools.loops import run_async
 from tests.tools.page_client import PageClient
 
-TAGS = re.compile(r"<(style|svg|code)\b.*?</\1>|<[^>]*>", re.DOTALL)
+CODE = re.compile(r"<(style|svg|code)\b.*?</\1>", re.DOTALL)
+TAGS = re.compile("<[^>]*>")
 ATTRIBUTES = re.compile(r'(?:aria-label|title|placeholder|alt)="([^"]*)"')
 TEXTS = ("label", "info", "placeholder", "value", "title", "text")
 MARKED = re.compile("⟦[^⟦⟧]*⟧")
@@ -27,7 +27,7 @@ MARKED = re.compile("⟦[^⟦⟧]*⟧")
 def fields(text: str | tuple[str, ...] | list[str]) -> set[str]:
     """Names of the values in a message or in its plural forms."""
     forms = [text] if isinstance(text, str) else text
-    return {name for form in forms for _, name, _, _ in string.Formatter().parse(form) if name}
+    return {name for form in forms for name in re.findall(r"{(\w+)[^}]*}", form)}
 
 
 @pytest.mark.parametrize("locale", catalogues.LOCALES)
@@ -67,10 +67,12 @@ def without_marked(text: str) -> str:
 def texts_of(component: Any) -> Iterator[str]:
     """Texts that a component shows as built."""
     config = component.get_config()
+    choices = config.get("choices") or ()
     for name in TEXTS:
-        if isinstance(text := config.get(name), str) and config.get("name") not in ("textbox", "code"):
-            yield from (*TAGS.sub("\n", text).split("\n"), *ATTRIBUTES.findall(text))
-    yield from (str(choice[0]) for choice in config.get("choices") or ())
+        is_stored = name == "value" and (choices or config.get("name") in ("textbox", "code"))
+        if isinstance(text := config.get(name), str) and not is_stored:
+            yield from (*TAGS.sub("\n", CODE.sub("", text)).split("\n"), *ATTRIBUTES.findall(text))
+    yield from (str(choice[0]) for choice in choices)
 
 
 def test_pages_are_built_from_the_catalogues(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,26 @@ INTERNAL = re.compile(
     r"Error$|^(BadInput|NotFound|Conflict|getLogger|log_rarely|compile|warn|Field|debug|info|warning)$"
 )
 """Calls whose strings are not translated: errors are in English."""
-SAME = {"Speculoos", "Hugging Face", "EAGLE", "Medusa"}
-"""Names that are the same in all languages."""
+SAME = re.compile(
+    r"(Speculoos|Hugging Face|EAGLE|Medusa|Spec-Bench|English|Deutsch|vLLM [\d.]+.*|owner/name.*|False"
+    r"|[A-Z][a-z]+-[A-Z][a-z]+|Escape|Enter|Tab|Shift|Control|Alt|Meta|Delete|Backspace|Unidentified)"
+)
+"""Names that are the same in all languages, headers of HTTP, names of keys."""
+INTERNAL_TEXTS = {
+    *("private, no-cache", 'attachment; filename="', ": logged out", ": still here"),
+    *("(prefers-color-scheme: dark)", "(prefers-reduced-motion: reduce)", "figcaption button", "a, button, summary"),
+    *("noopener noreferrer nofollow", "position: fixed; opacity: 0"),
+    *("Drafting", "prompt lookup", "Temperatures", "Trees", "Log in first."),
+    *("Paused:", "answers, counters", "Speculation is off", "Click to upload or drop files", "All"),
+    *("This", "does not exist: it was deleted, or the URL is wrong.", "matches the filter and the search."),
+    "Test message of Speculoos: finished jobs will be reported here.",
+    "Write a Python function that checks whether a number is even.",
+    *("What are five tips for sleeping better?", "What is photosynthesis?"),
+}
+"""HTTP; CSS and HTML; parts of errors; texts that are compared; parts of texts in `record_texts`; a webhook's message and
+prompts, in the language of the starter."""
+WITHOUT_TEXTS = {"gradio_gate.py", "inference.py", "metrics.py", "refused_values.py", "theme.py", "turns.py"}
+"""Files of `app/` whose strings are errors, headers, or metrics."""
 
 
 def record_texts() -> set[str]:
@@ -138,13 +156,19 @@ def update(locale: str, translations: dict[str, str | list[str]]) -> None:
 
 def unmarked(path: Path) -> Iterator[tuple[int, str]]:
     """(line, text) of the strings of a source that look like texts but are not marked."""
+    if path.name in WITHOUT_TEXTS:
+        return
     source = path.read_text(encoding="utf-8")
     found = _of_python(ast.parse(source)) if path.suffix == ".py" else _of_script(source)
     yield from ((line, text) for line, text in found if is_text(text))
 
 
 def is_text(text: str) -> bool:
-    return text not in SAME and bool(SENTENCE.search(text)) and not CODE.search(text)
+    return (
+        not (SAME.fullmatch(text.strip()) or text.strip() in INTERNAL_TEXTS)
+        and bool(SENTENCE.search(text))
+        and not CODE.search(text)
+    )
 
 
 def _of_python(node: ast.AST) -> Iterator[tuple[int, str]]:
