@@ -17,16 +17,16 @@ from speculoos.files import portable_name
 from speculoos.settings import Settings
 from workers.jobs.requests import ImportDraft
 
-SOURCES = {N_("Hub id"): "hub", N_("Upload"): "upload", N_("Local folder"): "folder"}
+SOURCES = {"hub": N_("Hub id"), "upload": N_("Upload"), "folder": N_("Local folder")}
 LAYOUTS = [(N_("Detect automatically"), ""), *((title, name) for name, title in TITLES.items())]
 
 
 @dataclass(frozen=True)
 class DraftForm:
-    """The form's values: source label, base model id, location, paths of uploads, layout, name of the new
+    """The form's values: kind of source, base model id, location, paths of uploads, layout, name of the new
     checkpoint."""
 
-    source: str
+    kind: str
     base_id: str
     location: str
     uploads: Sequence[str]
@@ -34,16 +34,11 @@ class DraftForm:
     name: str
 
     @classmethod
-    def of(cls, source: Any, base_id: Any, location: Any, uploads: Any, layout: Any, name: Any) -> "DraftForm":
+    def of(cls, kind: Any, base_id: Any, location: Any, uploads: Any, layout: Any, name: Any) -> "DraftForm":
         """From the fields' values, which may be empty."""
         base_id, location, layout, name = (v if isinstance(v, str) else "" for v in (base_id, location, layout, name))
-        source = source if str(source) in SOURCES else next(iter(SOURCES))
-        return cls(source, base_id, location, uploads or [], layout, name.strip())
-
-    @property
-    def kind(self) -> str:
-        """hub, upload or folder."""
-        return SOURCES[self.source]
+        kind = kind if str(kind) in SOURCES else "hub"
+        return cls(kind, base_id, location, uploads or [], layout, name.strip())
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +67,7 @@ def request_of(settings: Settings, form: DraftForm) -> ImportDraft:
     if not form.base_id:
         raise BadInput("Base model: choose the model that the draft was trained for.")
     if form.is_empty:
-        raise BadInput(f"{form.source}: the field is empty; enter the draft to import.")
+        raise BadInput(f"{SOURCES[form.kind]}: the field is empty; enter the draft to import.")
     if form.layout and form.layout not in TITLES:
         raise BadInput(f"Format: {form.layout[:40]!r} is unknown; reload the page.")
     if form.kind == "hub":

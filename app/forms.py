@@ -20,7 +20,7 @@ from workers.jobs.evaluate import MAX_TEMPERATURE
 from workers.jobs.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Matrix, Train
 
 ENDPOINT = "endpoint:"
-SOURCES = {N_("Hub id"): "hub", N_("Local folder"): "folder", N_("GGUF file"): "gguf", N_("Starter model"): "starter"}
+SOURCES = {"hub": N_("Hub id"), "folder": N_("Local folder"), "gguf": N_("GGUF file"), "starter": N_("Starter model")}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 PRIVATE = ("secrets", "logs", "broker", "speculoos.db", "settings.toml")
 """Internal entries of the home folder, which pages neither read by path nor serve."""
@@ -37,13 +37,13 @@ PAIR = ":"
 MOST_VALUES = 50
 
 
-def fetch_request(settings: Settings, source: str, location: str) -> FetchModel:
+def fetch_request(settings: Settings, kind: str, location: str) -> FetchModel:
     """Request to fetch a base model. Raises BadInput."""
-    kind, location = SOURCES[source], location.strip()
+    location = location.strip()
     if kind == "starter":
         return FetchModel(source="starter", location="starter")
     if not location:
-        raise BadInput(f"{source}: the field is empty; enter the model to add.")
+        raise BadInput(f"{SOURCES[kind]}: the field is empty; enter the model to add.")
     if kind == "hub":
         return FetchModel(source=kind, location=hub_id(location))
     path = readable(settings, location)

@@ -54,14 +54,11 @@ DRAFTS_LISTED, DRAFTS_SHOWN = 5, 50
 NO_DRAFTS = N_("No drafts yet.")
 QUANTIZE = N_("Creates a base model with rounded weights, for serving. Its drafts need its own responses.")
 HINTS = {
-    N_("Hub id"): ("owner/name", N_("From the Hugging Face Hub; gated models need a token: see Settings.")),
-    N_("Local folder"): ("/path/to/folder", N_("A folder on this server with config.json, weights and tokenizer.")),
-    N_("GGUF file"): ("/path/to/model.gguf", N_("Converted once to safetensors.")),
-    N_("Starter model"): ("", ""),
+    "hub": ("owner/name", N_("From the Hugging Face Hub; gated models need a token: see Settings.")),
+    "folder": ("/path/to/folder", N_("A folder on this server with config.json, weights and tokenizer.")),
+    "gguf": ("/path/to/model.gguf", N_("Converted once to safetensors.")),
+    "starter": ("", ""),
 }
-
-
-FIRST_SOURCE = next(iter(SOURCES))
 
 
 def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
@@ -89,10 +86,10 @@ def build(settings: Settings) -> None:
 
 def build_add(settings: Settings) -> None:
     with closed_accordion(t("Add a model"), elem_id="models-add", elem_classes="sp-action"):
-        sources = [(t(name), name) for name in SOURCES]
-        source = gr.Radio(sources, value=FIRST_SOURCE, label=t("Source"), elem_id="models-source")
+        sources = [(t(words), kind) for kind, words in SOURCES.items()]
+        source = gr.Radio(sources, value="hub", label=t("Source"), elem_id="models-source")
         with gr.Row():
-            placeholder, info = HINTS[FIRST_SOURCE]
+            placeholder, info = HINTS["hub"]
             location = one_line(t("Location"), "models-location", placeholder=placeholder, info=t(info), scale=3)
             name = one_line(t("Name (optional)"), "models-new-name", info=t("Name shown on pages."), scale=2)
         message = block(elem_id="models-said")
@@ -104,7 +101,7 @@ def build_add(settings: Settings) -> None:
 
 def hint(source: str) -> Any:
     placeholder, info = HINTS[source]
-    return gr.Textbox(placeholder=placeholder, info=t(info), visible=SOURCES[source] != "starter")
+    return gr.Textbox(placeholder=placeholder, info=t(info), visible=source != "starter")
 
 
 @show_errors("")

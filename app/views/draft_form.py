@@ -28,12 +28,12 @@ from workers.jobs.submit import submit
 
 LEAD = N_("Medusa, EAGLE or EAGLE-3 heads, or a small model with the base model's vocabulary.")
 HINTS = {
-    N_("Hub id"): (
+    "hub": (
         "owner/name or owner/name@revision",
         N_("From the Hugging Face Hub; gated ones need a token: see Settings."),
     ),
-    N_("Upload"): ("", ""),
-    N_("Local folder"): ("/path/to/folder", N_("A folder on this server with config.json and weights.")),
+    "upload": ("", ""),
+    "folder": ("/path/to/folder", N_("A folder on this server with config.json and weights.")),
 }
 WIDE = 300
 """Minimum width in pixels of a box beside another one."""
@@ -53,10 +53,8 @@ class AddDraft:
                     elem_id="drafts-base",
                     min_width=WIDE,
                 )
-                sources = [(t(name), name) for name in SOURCES]
-                self.source = gr.Radio(
-                    sources, value=sources[0][1], label=t("Source"), elem_id="drafts-source", min_width=WIDE
-                )
+                sources = [(t(words), kind) for kind, words in SOURCES.items()]
+                self.source = gr.Radio(sources, value="hub", label=t("Source"), elem_id="drafts-source", min_width=WIDE)
             placeholder, info = next(iter(HINTS.values()))
             self.location = one_line(t("Location"), "drafts-location", placeholder=placeholder, info=t(info))
             label = t("config.json and weights, max {max_upload_mb} MB in total", max_upload_mb=settings.max_upload_mb)
@@ -92,7 +90,7 @@ class AddDraft:
             bases = choices.bases(session)
         box = gr.Accordion(open=True) if known or "base" in query else gr.skip()
         base = choices.valid_choice(bases, known.get("drafts-base") or query.get("base"))
-        files = gr.File(visible=SOURCES.get(known.get("drafts-source")) == "upload")
+        files = gr.File(visible=known.get("drafts-source") == "upload")
         values = {name: known.get(name, gr.skip()) for name in self.kept}
         return [box, files, *(values | {"drafts-base": gr.Dropdown(bases, value=base)}).values()]
 
@@ -130,5 +128,5 @@ class AddDraft:
 
 def hint(source: str) -> tuple[Any, Any]:
     placeholder, info = HINTS[source]
-    is_upload = SOURCES[source] == "upload"
+    is_upload = source == "upload"
     return gr.Textbox(placeholder=placeholder, info=t(info), visible=not is_upload), gr.File(visible=is_upload)

@@ -28,10 +28,12 @@ from tracking.db import reading
 from workers.jobs.submit import submit
 
 TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz"]
-PROMPTS_ONLY = N_("Prompts only: generate the responses here")
-ANSWERED = N_("Prompts and responses: training data")
-SUITE = N_("Questions of a suite: to evaluate drafts")
-KINDS = (PROMPTS_ONLY, ANSWERED, SUITE)
+PROMPTS_ONLY, ANSWERED, SUITE = "prompts", "answered", "suite"
+KINDS = {
+    PROMPTS_ONLY: N_("Prompts only: generate the responses here"),
+    ANSWERED: N_("Prompts and responses: training data"),
+    SUITE: N_("Questions of a suite: to evaluate drafts"),
+}
 FORMS = N_("Its own file; without one it is downloaded from the Hub if available.")
 EQUAL = N_("The model that generated the responses, or an equal one.")
 SHAPES = N_("messages, ShareGPT, prompts, Alpaca or MT-Bench, as JSONL, JSON, CSV or parquet")
@@ -66,7 +68,7 @@ class ImportForm:
                         name = one_line(t("Name (optional)"), "data-new-name", max_length=200)
                         limit = one_line(t("Max rows"), "data-limit", placeholder=t("all"), min_width=110)
             with gr.Row(equal_height=True):
-                kinds = [(t(each), each) for each in KINDS]
+                kinds = [(t(words), each) for each, words in KINDS.items()]
                 kind = gr.Radio(kinds, value=PROMPTS_ONLY, label=t("Import"), elem_id="data-kind", scale=2)
                 hidden = {"visible": False, "info": t(EQUAL)}
                 base = gr.Dropdown([], label=t("Response model"), elem_id="data-answered-by", **hidden)

@@ -69,7 +69,8 @@ class JobForm:
         for name, options in choices.items():
             one = valid_choices if isinstance(known[name], list) else valid_choice
             known[name] = one(options, known[name])
-        filled = {name: gr.Dropdown(choices[name], value=known[name]) for name in choices}
+        many = {name: isinstance(known[name], list) or None for name in choices}
+        filled = {name: gr.Dropdown(choices[name], value=known[name], multiselect=many[name]) for name in choices}
         review_html = self.review_now("", *known.values()) if review or self.is_entered(query) else ""
         name = query.get(self.name.elem_id, "")
         return [*({**known, **filled}[field] for field in self.shown), name, review_html, ""]

@@ -66,7 +66,7 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
     tools = tag("a", "CSV", href=file, class_="sp-small-button", download="")
     if view.filtered:
         tools = tag("a", t("Show all"), href=address(LeaderboardView(sort=view.sort)), class_="sp-small-button") + tools
-    listed = table(columns, rows, t("Evaluations"), True, columns[1:], heads, shown.words("evaluation"), tools)
+    listed = table(columns, rows, t("Evaluations"), True, columns[1:], heads, shown.words("evaluation"), tools=tools)
     return listed + pager_links(shown, lambda offset: address(view, **{"from": offset}))
 
 

@@ -78,10 +78,10 @@ def test_uploaded_files_become_a_checkpoint_and_go(
     home: Settings, base_id: str, form: AddDraft, tmp_path: Path
 ) -> None:
     files = uploaded(home, writers.write(tmp_path / "theirs", writers.eagle3()))
-    shown = form.look("Upload", base_id, "", files, "", "Their head")
+    shown = form.look("upload", base_id, "", files, "", "Their head")
     assert "speculoos models add-draft ./Their-head --model tiny --source folder --name &#x27;Their head&#x27;" in shown
     assert not list((home.home / "uploads").glob("*/Their-head")), "a look gathers nothing"
-    said, address = form.add("Upload", base_id, "", files, "", "Their head")
+    said, address = form.add("upload", base_id, "", files, "", "Their head")
     job = the_job(home)
     assert (said, address) == ("", f"/runs?id={job.id}")
     for path in files:
@@ -103,7 +103,7 @@ def test_waiting_uploads_are_kept_by_cleaning_and_backups(
     home: Settings, base_id: str, form: AddDraft, tmp_path: Path
 ) -> None:
     files = uploaded(home, writers.write(tmp_path / "theirs", writers.medusa()))
-    form.add("Upload", base_id, "", files, "", "")
+    form.add("upload", base_id, "", files, "", "")
     gathered = Path(the_job(home).request["location"])
     for path in [*map(Path, files), *gathered.iterdir()]:
         os.utime(path, (0, 0))
@@ -124,7 +124,7 @@ def test_a_name_that_is_taken_leaves_nothing_behind(
     with db.writing(home) as session:
         session.add(Checkpoint(name="heads", base_id=base_id, method="medusa", state="ready"))
     files = uploaded(home, writers.write(tmp_path / "theirs", writers.medusa()))
-    said, address = form.add("Upload", base_id, "", files, "", "heads")
+    said, address = form.add("upload", base_id, "", files, "", "heads")
     assert "already" in said and address == "" and the_job(home) is None
     assert not list((home.home / "uploads").glob("*/heads"))
 
@@ -132,15 +132,15 @@ def test_a_name_that_is_taken_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (("Hub id", None, "org/heads", None, "", ""), "Base model: choose the model"),
-        (("Hub id", "BASE", "heads", None, "", ""), "expected owner/name"),
-        (("Hub id", "BASE", "", None, "", ""), "Hub id: the field is empty"),
-        (("Upload", "BASE", "org/heads", [], "", ""), "Upload: the field is empty"),
-        (("Upload", "BASE", "", ["/x/model.safetensors"], "", ""), "model.safetensors no longer exists"),
-        (("Local folder", "BASE", "/nowhere/at/all", None, "", ""), "there is no folder"),
-        (("Local folder", "BASE", "/proc/self", None, "", ""), "not accessible from pages"),
-        (("Hub id", "gone", "org/heads", None, "", ""), "no model"),
-        (("Hub id", "BASE", "org/heads", None, "nonsense", ""), "Format: .*nonsense.* is unknown"),
+        (("hub", None, "org/heads", None, "", ""), "Base model: choose the model"),
+        (("hub", "BASE", "heads", None, "", ""), "expected owner/name"),
+        (("hub", "BASE", "", None, "", ""), "Hub id: the field is empty"),
+        (("upload", "BASE", "org/heads", [], "", ""), "Upload: the field is empty"),
+        (("upload", "BASE", "", ["/x/model.safetensors"], "", ""), "model.safetensors no longer exists"),
+        (("folder", "BASE", "/nowhere/at/all", None, "", ""), "there is no folder"),
+        (("folder", "BASE", "/proc/self", None, "", ""), "not accessible from pages"),
+        (("hub", "gone", "org/heads", None, "", ""), "no model"),
+        (("hub", "BASE", "org/heads", None, "nonsense", ""), "Format: .*nonsense.* is unknown"),
         ((["x"], {"a": 1}, 5, None, [], None), "Base model: choose|the field is empty"),
     ],
 )
@@ -152,14 +152,14 @@ def test_bad_input_is_one_sentence(form: AddDraft, base_id: str, values: tuple[A
 
 def test_behind_a_password_only_folders_of_the_home_can_be_named(home: Settings, base_id: str, tmp_path: Path) -> None:
     folder = writers.write(tmp_path / "theirs", writers.medusa())
-    form = DraftForm.of("Local folder", base_id, str(folder), None, "", "")
+    form = DraftForm.of("folder", base_id, str(folder), None, "", "")
     assert request_of(home, form).location == str(folder)
     with pytest.raises(BadInput, match="only files under"):
         request_of(replace(home, password="x"), form)
 
 
 def test_a_hub_id_with_its_revision_is_shown_as_a_command(home: Settings, base_id: str, form: AddDraft) -> None:
-    values = ("Hub id", base_id, "https://huggingface.co/org/heads@v1", None, "vllm-eagle3", "theirs")
+    values = ("hub", base_id, "https://huggingface.co/org/heads@v1", None, "vllm-eagle3", "theirs")
     command = "speculoos models add-draft org/heads@v1 --model tiny --source hub --format vllm-eagle3 --name theirs"
     assert command in form.look(*values)
     said, address = form.add(*values)
@@ -172,9 +172,9 @@ def test_a_hub_id_with_its_revision_is_shown_as_a_command(home: Settings, base_i
 def test_names_are_shown_literally(home: Settings, base_id: str, form: AddDraft, tmp_path: Path) -> None:
     folder = writers.write(tmp_path / "theirs", writers.medusa(), base_model_name_or_path=NASTY)
     for values in (
-        ("Local folder", base_id, str(folder), None, "", NASTY),
-        ("Hub id", base_id, NASTY, None, "", NASTY),
-        ("Upload", base_id, "", [f"/x/{NASTY}"], "", NASTY),
+        ("folder", base_id, str(folder), None, "", NASTY),
+        ("hub", base_id, NASTY, None, "", NASTY),
+        ("upload", base_id, "", [f"/x/{NASTY}"], "", NASTY),
     ):
         shown = form.look(*values)
         assert shown and "<img" not in shown and "${" not in shown
@@ -182,7 +182,7 @@ def test_names_are_shown_literally(home: Settings, base_id: str, form: AddDraft,
 
 def test_a_request_reads_back_as_the_command_that_does_the_same(home: Settings, base_id: str, tmp_path: Path) -> None:
     files = uploaded(home, writers.write(tmp_path / "theirs", writers.medusa()))
-    form = DraftForm.of("Upload", base_id, "", files, "", "../../etc")
+    form = DraftForm.of("upload", base_id, "", files, "", "../../etc")
     request = request_of(home, form)
     link_uploads(home, form, request)
     place = Path(request.location)

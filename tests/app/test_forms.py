@@ -43,7 +43,7 @@ def test_an_import_of_which_every_row_would_be_left_out_is_refused_in_a_sentence
     ],
 )
 def test_a_hub_id_is_taken_as_it_is_or_out_of_its_address(settings, typed, expected):
-    assert forms.fetch_request(settings, "Hub id", typed).location == expected
+    assert forms.fetch_request(settings, "hub", typed).location == expected
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_a_hub_id_is_taken_as_it_is_or_out_of_its_address(settings, typed, expec
 )
 def test_what_is_no_hub_id_is_refused(settings, typed):
     with pytest.raises(BadInput, match="Hub id"):
-        forms.fetch_request(settings, "Hub id", typed)
+        forms.fetch_request(settings, "hub", typed)
 
 
 def test_a_folder_must_be_there(settings, tmp_path):
-    assert forms.fetch_request(settings, "Local folder", str(tmp_path)).location == str(tmp_path)
+    assert forms.fetch_request(settings, "folder", str(tmp_path)).location == str(tmp_path)
     with pytest.raises(BadInput, match="there is no folder"):
-        forms.fetch_request(settings, "Local folder", str(tmp_path / "no"))
+        forms.fetch_request(settings, "folder", str(tmp_path / "no"))
 
 
 def test_where_others_may_come_in_only_files_of_the_home_can_be_named(settings, tmp_path):
@@ -72,7 +72,7 @@ def test_where_others_may_come_in_only_files_of_the_home_can_be_named(settings, 
 def test_what_can_be_no_path_is_refused_in_a_sentence(settings, typed):
     for ask in (
         lambda: forms.import_request(settings, None, typed, None),
-        lambda: forms.fetch_request(settings, "Local folder", typed),
+        lambda: forms.fetch_request(settings, "folder", typed),
     ):
         with pytest.raises(BadInput, match="is not a valid path"):
             ask()

@@ -81,7 +81,7 @@ def look_at(client: TestClient, pages: Any, files: Any) -> Any:
     """The form of published drafts with `files` in its box."""
     fn = event_of(pages, "drafts-files")
     data = [
-        files if i.elem_id == "drafts-files" else "Upload" if i.elem_id == "drafts-source" else "" for i in fn.inputs
+        files if i.elem_id == "drafts-files" else "upload" if i.elem_id == "drafts-source" else "" for i in fn.inputs
     ]
     box = next(i._id for i in fn.inputs if i.elem_id == "drafts-files")
     told = {"event_data": files, "trigger_id": box}  # as a browser does when a box of files changes
