@@ -18,6 +18,7 @@ from babel.messages.pofile import read_po, write_po
 from app import i18n
 from app.changes import LISTINGS
 from evaluation.breakdown import CLASSES
+from formats import FORMATS
 from models.methods import METHODS, SETTINGS, trees
 from models.methods.recipes import list_recipes
 from speculoos import servers
@@ -72,7 +73,8 @@ def record_texts() -> set[str]:
 def _of_trainings() -> set[str]:
     methods = {text for record in METHODS.values() for text in (record.title, record.about)}
     numbered = {f"{what} {{n}}" for what in ("head", "depth", "step", "position")}  # app/views/metrics_view.py
-    return methods | {recipe.about for recipe in list_recipes()} | numbered
+    servers = {record.servers(name) for record in FORMATS.values() for name in METHODS if record.layout(name)}
+    return methods | {recipe.about for recipe in list_recipes()} | numbered | servers
 
 
 def _of_settings() -> set[str]:
