@@ -25,7 +25,8 @@ from speculoos import servers
 from tracking.retention_rules import RETENTION
 from tracking.states import JobState
 from workers.jobs.builtin import BUILT_IN
-from workers.jobs.estimates import UNKNOWN, UNMEASURED
+from workers.jobs.estimates import DEFAULTS, UNKNOWN, UNMEASURED
+from workers.jobs.guided import BUDGETS
 from workers.jobs.requests import KINDS, Evaluate, GenerateData, Matrix, PlanRequest, Quantize, Train
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -100,7 +101,7 @@ def _of_lists() -> set[str]:
 def _of_jobs() -> set[str]:
     units = {"steps", "rows", "responses", "questions", "cells", "measurements", "prompts", "layers", "recordings"}
     states = {state.lower() for state in JobState}
-    return {kind.title for kind in KINDS} | units | states | {UNMEASURED, UNKNOWN}
+    return {kind.title for kind in KINDS} | units | states | {UNMEASURED, UNKNOWN, DEFAULTS} | set(BUDGETS)
 
 
 def _of_results() -> set[str]:
