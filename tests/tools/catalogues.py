@@ -60,8 +60,8 @@ INTERNAL_TEXTS = {
     "Write a Python function that checks whether a number is even.",
     *("What are five tips for sleeping better?", "What is photosynthesis?"),
 }
-"""HTTP; CSS and HTML; parts of errors; texts that are compared; parts of texts in `record_texts`; a webhook's message and
-prompts, in the language of the starter."""
+"""HTTP; CSS and HTML; parts of errors; texts that are compared; parts of texts in `record_texts`; a webhook's message
+and prompts, in the language of the starter."""
 WITHOUT_TEXTS = {"gradio_gate.py", "inference.py", "metrics.py", "refused_values.py", "theme.py", "turns.py"}
 """Files of `app/` whose strings are errors, headers, or metrics."""
 
