@@ -237,15 +237,14 @@ def _shapes_verdict(plan_result: dict[str, Any]) -> str:
     fastest = next(shape for shape in plan_result["shapes"] if shape["name"] == name)
     one_sequence = fastest["by_batch"]["1"]
     share = one_sequence["draft_ms"] / one_sequence["step_ms"]
-    sentence = (
-        f"For one sequence a {name} is fastest: {one_sequence['speedup']:.2f} × the baseline, τ {fastest['tau']:.2f}; "
-    )
+    speedup, tau = one_sequence["speedup"], fastest["tau"]
+    sentence = f"One request at a time: {name} is fastest, {speedup:.2f} × the baseline with τ {tau:.2f}; "
     sentence += f"{share:.0%} of its step is drafting."
     batches = [int(batch) for batch in plan_result["best"]]
     if plan_result["stops_at"]:
-        return f"{sentence} From {plan_result['stops_at']} sequences at once on plain decoding is faster."
+        return f"{sentence} From {plan_result['stops_at']} parallel requests on, plain decoding is faster."
     return sentence + (
-        f" Speculation pays up to the {max(batches)} sequences at once that were tried." if len(batches) > 1 else ""
+        f" Speculation pays up to the {max(batches)} parallel requests that were tried." if len(batches) > 1 else ""
     )
 
 

@@ -224,7 +224,7 @@ def method_note(method: str) -> str:
     """Trade-offs of the method, and the servers that support its drafts."""
     formats = [record for record in FORMATS.values() if record.name != OWN and not record.scheme]
     servers = [record.servers(method) for record in formats if record.layout(method)]
-    served = fold(t("Servers"), tag("p", safe("; ".join(servers)), class_="sp-lead"))
+    served = fold(t("Servers"), tag("p", safe("; ".join(map(t, servers))), class_="sp-lead"))
     return tag("p", safe(t(METHODS[method].about)), class_="sp-lead") + (served if servers else "")
 
 

@@ -56,7 +56,9 @@ def test_of_trees_of_one_size_the_fastest_depth_is_taken_and_the_verdict_says_wh
     assert [row["name"] for row in made["shapes"]] == ["chain 1", "chain 2", "tree of 4", "tree of 8"]
     assert shape(made, "tree of 4")["depth"] == 1, "1.8 tokens in 16 ms are fewer than 1.7 in 14"
     assert made["best"] == {"1": "chain 2", "8": "plain"} and made["stops_at"] == 8
-    assert "a chain 2 is fastest: 1.57 × the baseline" in made["verdict"] and "From 8 sequences" in made["verdict"]
+    assert (
+        "chain 2 is fastest, 1.57 × the baseline" in made["verdict"] and "From 8 parallel requests" in made["verdict"]
+    )
 
 
 def test_a_draft_that_never_pays_is_told_so():

@@ -18,13 +18,15 @@ from babel.messages.pofile import read_po, write_po
 from app import i18n
 from app.changes import LISTINGS
 from evaluation.breakdown import CLASSES
+from formats import FORMATS
 from models.methods import METHODS, SETTINGS, trees
 from models.methods.recipes import list_recipes
 from speculoos import servers
 from tracking.retention_rules import RETENTION
 from tracking.states import JobState
 from workers.jobs.builtin import BUILT_IN
-from workers.jobs.estimates import UNKNOWN, UNMEASURED
+from workers.jobs.estimates import DEFAULTS, UNKNOWN, UNMEASURED
+from workers.jobs.guided import BUDGETS
 from workers.jobs.requests import KINDS, Evaluate, GenerateData, Matrix, PlanRequest, Quantize, Train
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -72,7 +74,8 @@ def record_texts() -> set[str]:
 def _of_trainings() -> set[str]:
     methods = {text for record in METHODS.values() for text in (record.title, record.about)}
     numbered = {f"{what} {{n}}" for what in ("head", "depth", "step", "position")}  # app/views/metrics_view.py
-    return methods | {recipe.about for recipe in list_recipes()} | numbered
+    servers = {record.servers(name) for record in FORMATS.values() for name in METHODS if record.layout(name)}
+    return methods | {recipe.about for recipe in list_recipes()} | numbered | servers
 
 
 def _of_settings() -> set[str]:
@@ -98,7 +101,7 @@ def _of_lists() -> set[str]:
 def _of_jobs() -> set[str]:
     units = {"steps", "rows", "responses", "questions", "cells", "measurements", "prompts", "layers", "recordings"}
     states = {state.lower() for state in JobState}
-    return {kind.title for kind in KINDS} | units | states | {UNMEASURED, UNKNOWN}
+    return {kind.title for kind in KINDS} | units | states | {UNMEASURED, UNKNOWN, DEFAULTS} | set(BUDGETS)
 
 
 def _of_results() -> set[str]:

@@ -26,6 +26,7 @@ from workers.jobs.request import Need, Request
 
 SPARE_DISK = 500 * 10**6
 UNKNOWN = "an input that is not ready yet"
+DEFAULTS = "default values, before the first measurement"
 UNMEASURED = "an endpoint without previous jobs"
 START_SECONDS = {"gpu": 6.0, "io": 0.5}
 """Seconds to start the process and load its files, by queue; `Rate.loading` is added."""
@@ -179,7 +180,7 @@ def _probe(home: Path) -> tuple[dict[str, float], str]:
         flops, memory = values["operations_per_second"], values["bytes_per_second"]
     except KeyError:
         defaults = {"inference_flops": OPERATIONS, "bytes_read": MEMORY, "training_flops": OPERATIONS}
-        return defaults, "default values, before the first measurement"
+        return defaults, DEFAULTS
     training = values.get("learned_operations_per_second", flops)  # not in older files
     return {"inference_flops": flops, "bytes_read": memory, "training_flops": training}, "a short probe of this machine"
 
