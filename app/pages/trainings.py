@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from app.i18n import N_, t
 from app.views import trainings_view
-from app.widgets.elements import block, closed_accordion, empty_state, page_header
+from app.widgets.elements import block, empty_state, page_header
 from app.widgets.list_page import live_page
 from app.widgets.picker import live
 from speculoos.settings import Settings
@@ -26,11 +26,9 @@ def build(settings: Settings) -> None:
     problem = block(elem_id="trainings-problem")
     with gr.Column(visible=False, elem_id="trainings-shown") as column:
         differ = block(elem_id="trainings-settings")
-        charts = block(elem_id="trainings-charts")
-        with closed_accordion(t("All other curves"), elem_id="trainings-more"):
-            more = block(elem_id="trainings-more-charts")
+        charts = live("trainings-charts")
         figures = live("trainings-figures")
-    shown = [problem, column, differ, charts, more, figures]
+    shown = [problem, column, differ, charts, figures]
     live_page(settings, PAGE, now, drawn, shown, lambda query: ",".join(trainings_view.ids_of(query.get("ids") or "")))
 
 
@@ -47,6 +45,6 @@ def drawn(session: Session, ids: str) -> list[Any]:
         trainings_view.missing_jobs_notice(selected) if ids else nothing(),
         gr.Column(visible=bool(selected.trainings)),
         trainings_view.settings_table(selected.trainings),
-        *trainings_view.charts(metrics),
+        trainings_view.charts(metrics),
         trainings_view.figures_table(session, selected.trainings, metrics),
     ]

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from app.i18n import N_, t
 from app.views import choices
 from app.views.job_forms import JobForm
-from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import block, closed_accordion, facts, notice, row_note
 from app.widgets.fields import dropdown
 from app.widgets.formatting import interval
@@ -69,7 +68,7 @@ def report(job: Job) -> str:
     tone = "info" if result.get("best", {}).get("1", PLAIN) != PLAIN or not result.get("shapes") else "warn"
     words = f"{result.get('busy') or ''} {result.get('verdict') or t('The plan has no result.')}".strip()
     verdict = notice(words, "warn" if result.get("busy") else tone)
-    figures = speedup_table(result) + speed_chart(result) + shapes_table(result)
+    figures = speedup_table(result) + shapes_table(result)
     drawn = verdict + figures + standalone_table(result) + conditions(result)
     return tag("section", drawn, class_="sp-stack", id="job-report", aria_label=t("Plan"))
 
@@ -93,30 +92,6 @@ def speedup_table(result: Result) -> str:
 
 def _speedup(value: float, best: float) -> str:
     return tag("b" if value == best else "span", f"{value:.2f}×", class_="sp-off" if value < 1 else None)
-
-
-def speed_chart(result: Result) -> str:
-    chart = line_chart(
-        t("Predicted tokens per second by batch size"),
-        _lines(result, list(result["plain"]["by_batch"])),
-        unit="tokens/s",
-        across=t("batch size"),
-        look=ChartStyle(best="max"),
-    )
-    return tag("div", chart, class_="sp-charts")
-
-
-def _lines(result: Result, batches: list[str]) -> dict[str, list[tuple[float, float]]]:
-    """Lines of plain decoding and of the chain and the tree that are best at batch size 1."""
-    chosen = {PLAIN: result["plain"]}
-    for kind in ("chain", "tree"):
-        shapes = [shape for shape in result["shapes"] if shape["kind"] == kind]
-        if shapes:
-            best = max(shapes, key=lambda shape: shape["by_batch"]["1"]["speedup"])
-            chosen[best["name"]] = best
-    return {
-        name: [(float(b), shape["by_batch"][b]["tokens_per_second"]) for b in batches] for name, shape in chosen.items()
-    }
 
 
 def shapes_table(result: Result) -> str:

@@ -65,7 +65,7 @@ def missing_jobs_notice(result: SelectedTrainings) -> str:
     return notice(" ".join(words), "warn", "/runs", t("Select on Jobs")) if words else ""
 
 
-def charts(metrics: Metrics) -> tuple[str, str]:
+def charts(metrics: Metrics) -> str:
     drawn: dict[bool, str] = {True: "", False: ""}
     for metric in ordered({name for values in metrics.values() for name in values}):
         series = {label: values[metric] for label, values in metrics.items() if metric in values}
@@ -73,7 +73,7 @@ def charts(metrics: Metrics) -> tuple[str, str]:
         drawn[is_first(metric)] += metric_chart(chart_of(metric)[0], title(metric), series, **look)
     names = legend(list(metrics))
     first, more = (names + tag("div", html, class_="sp-charts") if html else "" for html in drawn.values())
-    return first, more
+    return first + fold(t("All other curves"), more)
 
 
 def ordered(metrics: set[str]) -> list[str]:

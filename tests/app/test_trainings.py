@@ -59,7 +59,7 @@ def measured(name: str, tau: float, questions: str) -> Evaluation:
 
 
 def drawn(settings: Settings, ids: str = "") -> dict[str, str]:
-    names = ("problem", "column", "differ", "charts", "more", "figures")
+    names = ("problem", "column", "differ", "charts", "figures")
     with db.reading(settings) as session:
         return dict(zip(names, page.drawn(session, ids), strict=True))
 
