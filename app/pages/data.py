@@ -54,7 +54,8 @@ def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     kind = SHOWN.get(list_query.filter)
     query = queries.listed(Dataset, *([Dataset.kind == kind] if kind else []))
     shown = page_of(session, filtered_query(query, list_query), offset)
-    listed = data_view.data_table(shown.rows, list_query.is_filtered, shown.words("dataset"))
+    count = plural("{range} dataset", "{range} datasets", shown.total, range=shown.range)
+    listed = data_view.data_table(shown.rows, list_query.is_filtered, count)
     return listed + pager("data", shown, list_query)
 
 

@@ -73,16 +73,12 @@ class Leaderboard(Listing):
     def field_values(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         """The boxes, with the choices of all evaluations."""
         view, choices = self.query_of(query), board.filter_choices(session)
-        values = {key: getattr(view, key) for key in ("checkpoint", *FILTERS)}
-        checkpoint, *boxes = (
-            _box([(t("All"), ""), *((t(label), each) for label, each in choices[key])], value)
-            for key, value in values.items()
-        )
-        return [
-            checkpoint,
-            _box([(t(label), value) for label, value in SORTS.items()], "" if view.sort == DEFAULT_SORT else view.sort),
-            *boxes,
-        ]
+        sorts = [(t(label), value) for label, value in SORTS.items()]
+        boxes = {"sort": _box(sorts, "" if view.sort == DEFAULT_SORT else view.sort)}
+        for key in ("checkpoint", *FILTERS):
+            options = [(t("All"), ""), *((t(label), value) for label, value in choices[key])]
+            boxes[key] = _box(options, getattr(view, key))
+        return [boxes[key] for key in ("checkpoint", "sort", *FILTERS)]
 
 
 def _box(choices: list[tuple[str, str]], value: str) -> gr.Dropdown:

@@ -77,7 +77,6 @@ class StoragePage:
         last_round = block(elem_id="storage-round")
         message = block(elem_id="storage-chore")
         with gr.Row(elem_classes="sp-buttons"):
-            preview = gr.Button(t("Preview cleanup"), elem_id="storage-look", **SMALL)
             cleanup = gr.Button(t("Clean up now"), elem_id="storage-clean", **SMALL)
             measure = gr.Button(t("Measure again"), elem_id="storage-count", **SMALL)
         section(t("Largest items"), t("Each opens on its own page, where it can be deleted."))
@@ -88,7 +87,6 @@ class StoragePage:
             sweep = gr.Button(t("Delete leftovers …"), elem_id="storage-sweep", **SMALL)
         warning = notice(t("They are deleted permanently. Nothing on these pages uses them."), "warn")
         dialog, _, confirm = confirmation_dialog("storage-sweep", t("Delete permanently"), t("Cancel"), warning)
-        preview.click(self.look, None, message, **QUIET)
         cleanup.click(self.clean, None, message, **QUIET)
         measure.click(self.count, None, overview, **QUIET)
         sweep.click(lambda: gr.Column(visible=True), None, dialog, **QUIET)
@@ -121,14 +119,6 @@ class StoragePage:
     def round_html(self) -> str:
         with reading(self.settings) as session:
             return last_cleanup(session.get(Preference, retention.NOTE))
-
-    def look(self) -> str:
-        def work() -> str:
-            words = retention.in_words(retention.clean(self.settings, dry_run=True))
-            return t("Would delete: {words}.", words=words) if words else t("Nothing to delete.")
-
-        self.chore.start(t("Checking …"), work)
-        return self.chore.message
 
     def clean(self) -> str:
         return self._remove(retention.clean, t("Cleaning up. You can close this page …"), t("Nothing to delete."))

@@ -24,7 +24,7 @@ const menu = el("div", { id: "sp-columns", class: "sp-popover", popover: "auto",
 document.addEventListener("click", ({ target }) => {
   const opener = target.closest?.('[popovertarget="sp-columns"]');
   if (!opener || menu.matches(":popover-open")) return;
-  const table = opener.parentElement.nextElementSibling.querySelector("table"), name = table.dataset.columns;
+  const table = opener.closest(".sp-table-bar").nextElementSibling.querySelector("table"), name = table.dataset.columns;
   menu.replaceChildren(...[...table.rows[0].cells].slice(1).map((head, i) => {
     const change = (event) => {
       hidden[name] = (hidden[name] || []).filter((n) => n !== i + 2).concat(event.target.checked ? [] : i + 2);

@@ -52,7 +52,8 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
     names, measured = queries.names(session, ids), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
     columns = [t(column) for column in COLUMNS]
-    listed = table(columns, cells, t("Drafts"), named=columns[1:], count=shown.words("draft"))
+    count = plural("{range} draft", "{range} drafts", shown.total, range=shown.range)
+    listed = table(columns, cells, t("Drafts"), named=columns[1:], count=count)
     bar = bulk_bar({"delete": (t("Delete"), t(DELETE))})
     return bar + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, list_query)
 

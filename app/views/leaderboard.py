@@ -60,13 +60,14 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
     if not shown.rows:
         return empty_leaderboard(view)
     columns = [t(column) for column in COLUMNS]
+    count = plural("{range} evaluation", "{range} evaluations", shown.total, range=shown.range)
     heads = {column: _head(column, key, view) for column, key in zip(columns, COLUMNS.values(), strict=True)}
     rows = [_row(row, names, view) for row in shown.rows]
     file = f"/api/evaluations.csv?{view.query()}".rstrip("?")
     tools = tag("a", "CSV", href=file, class_="sp-small-button", download="")
     if view.filtered:
         tools = tag("a", t("Show all"), href=address(LeaderboardView(sort=view.sort)), class_="sp-small-button") + tools
-    listed = table(columns, rows, t("Evaluations"), True, columns[1:], heads, shown.words("evaluation"), tools=tools)
+    listed = table(columns, rows, t("Evaluations"), True, columns[1:], heads, count, tools=tools)
     return listed + pager_links(shown, lambda offset: address(view, **{"from": offset}))
 
 

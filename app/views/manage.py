@@ -38,9 +38,8 @@ class Manage:
                 self.note = gr.Textbox(label=t("Note (#words are tags)"), elem_id=f"{word}-note", **note)
             with gr.Row(elem_classes="sp-buttons"):
                 self.save = gr.Button(t("Save"), elem_id=f"{word}-save", **SMALL)
-                delete = gr.Button(
-                    t("Delete this {word}", word=t(word)), elem_id=f"{word}-delete", variant="stop", **SMALL
-                )
+                words = t("Delete this {word}", word=t(word))
+                delete = gr.Button(words, elem_id=f"{word}-delete", variant="stop", **SMALL)
             self.message = block(elem_id=f"{word}-said")
             self.confirm, question, self.really = confirmation_dialog(word)
         self.outputs = [self.name, self.note, self.message, self.confirm]

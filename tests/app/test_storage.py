@@ -95,9 +95,6 @@ def test_a_chore_runs_beside_the_page_once_at_a_time_and_says_how_it_went() -> N
 
 
 def test_what_would_go_and_what_went(page: StoragePage, filled: Filled) -> None:
-    page.look()
-    page.chore._thread.join(30)
-    assert "Would delete: 1 states" in page.chore.message
     page.clean()
     page.chore._thread.join(30)
     assert "Deleted 1 states" in page.chore.message

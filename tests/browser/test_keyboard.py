@@ -98,7 +98,7 @@ def test_the_palette_finds_a_draft_and_the_glossary_explains(page: Page, furnish
     page.keyboard.press("Control+k")
     field = page.get_by_role("combobox", name="Search pages, models, data and runs")
     expect(field).to_be_focused()
-    options = page.get_by_role("option")
+    options = page.get_by_role("listbox", name="Results").get_by_role("option")
     expect(options.first).to_have_text("HomePage")
     assert violations(page, axe) == []
     field.fill("train a draft")
