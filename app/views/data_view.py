@@ -157,7 +157,7 @@ def bad_rows(data: Dataset) -> str:
     rows = [[safe(line_ranges(lines)), safe(reason)] for reason, lines in reasons(data).items()]
     if not rows:
         return ""
-    head = notice(plural("{n:,} unusable row was skipped.", "{n:,} unusable rows were skipped.", data.bad_rows), "warn")
+    head = notice(plural("{n:,} row could not be used.", "{n:,} rows could not be used.", data.bad_rows), "warn")
     columns = [t("Lines"), t("Reason")]
     return tag("div", head + table(columns, rows, t("Skipped rows"), named=columns[:1]), class_="sp-stack")
 
