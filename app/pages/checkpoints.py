@@ -30,7 +30,6 @@ from tracking.tables import Base, Checkpoint
 from workers.jobs.requests import Evaluate, Export, ReplayRequest
 from workers.jobs.submit import submit
 
-LEAD = N_("Drafts trained here or imported, with their measurements and downloads.")
 RECORDED = N_("Recorded responses")
 INFO = N_("Responses of this base model: generated here, or imported on the Data page.")
 
@@ -134,7 +133,7 @@ def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
 
 
 def build(settings: Settings) -> None:
-    page_header(t("Drafts"), t(LEAD))
+    page_header(t("Drafts"), t("Drafts trained here or imported, with their measurements and downloads."))
     page = manage.build_list(settings, CHECKPOINTS, CheckpointPanel, AddDraft)
     action = Action(t("Deleted"), lambda row_id: manage.delete(settings, Checkpoint, "draft", row_id))
     page.on_bulk({"delete": action})

@@ -32,7 +32,6 @@ from tracking.tables import Evaluation, Job
 
 PLANS = 5
 """Maximum number of plans below the leaderboard."""
-LEAD = N_("How much faster each draft is, measured on sets of questions.")
 FILTERS = {
     "base": N_("Base model"),
     "suite": N_("Questions"),
@@ -120,7 +119,7 @@ EVALUATIONS = Leaderboard(
 
 
 def build(settings: Settings) -> None:
-    page_header(t("Results"), t(LEAD))
+    page_header(t("Results"), t("How much faster each draft is, measured on sets of questions."))
     build_list(settings, EVALUATIONS, EvaluationPanel, build_forms)
 
 

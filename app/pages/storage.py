@@ -22,7 +22,6 @@ from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Preference
 
-LEAD = N_("Disk usage and cleanup.")
 MEASURING = N_("Measuring the files of the home folder …")
 POLL_SECONDS = 2.0
 KINDS = {
@@ -37,7 +36,7 @@ SHOWN_LEFTOVERS = 20
 
 
 def build(settings: Settings) -> None:
-    page_header(t("Storage"), t(LEAD))
+    page_header(t("Storage"), t("Disk usage and cleanup."))
     StoragePage(settings).build()
 
 

@@ -39,9 +39,6 @@ def method_words(method: str) -> str:
     return t(METHODS[method].title) if method in METHODS else method
 
 
-DELETE = N_("Delete permanently, with everything that depends on them?")
-
-
 def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset: str = "") -> str:
     """A page of the checkpoints that match `list_query`, newest first by default."""
     shown = page(session, filtered_query(queries.listed(Checkpoint), list_query), offset)
@@ -54,7 +51,7 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
     columns = [t(column) for column in COLUMNS]
     count = plural("{range} draft", "{range} drafts", shown.total, range=shown.range)
     listed = table(columns, cells, t("Drafts"), named=columns[1:], count=count)
-    bar = bulk_bar({"delete": (t("Delete"), t(DELETE))})
+    bar = bulk_bar({"delete": (t("Delete"), t("Delete permanently, with everything that depends on them?"))})
     return bar + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, list_query)
 
 

@@ -69,12 +69,11 @@ def _truncation_warning(data: Dataset) -> str:
     share = {"n": f"{count:,}", "total": f"{total:,}", "share": f"{count / total:.0%}"}
     limit = (data.config or {}).get("max_tokens")
     cut = t(CUT_AT, limit=f"{limit:,}", **share) if isinstance(limit, int) else t(CUT, **share)
-    return notice(f"{cut} {t(RAISE)}", "warn")
+    return notice(f"{cut} {t('Raise “Max tokens per response” and generate again.')}", "warn")
 
 
 CUT = N_("{n} of {total} responses ({share}) were truncated; a draft cannot learn their end.")
 CUT_AT = N_("{n} of {total} responses ({share}) were truncated at {limit} tokens; a draft cannot learn their end.")
-RAISE = N_("Raise “Max tokens per response” and generate again.")
 AS_BEFORE = N_("The last job added no rows; the existing rows did not change.")
 MANY_CUT = 0.25
 """Fraction of truncated responses from which a warning is displayed."""

@@ -35,7 +35,6 @@ KINDS = {
     SUITE: N_("Questions of a suite: to evaluate drafts"),
 }
 FORMS = N_("Its own file; without one it is downloaded from the Hub if available.")
-EQUAL = N_("The model that generated the responses, or an equal one.")
 SHAPES = N_("messages, ShareGPT, prompts, Alpaca or MT-Bench, as JSONL, JSON, CSV or parquet")
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
 Fields = Sequence[str | None]
@@ -70,7 +69,7 @@ class ImportForm:
             with gr.Row(equal_height=True):
                 kinds = [(t(words), each) for each, words in KINDS.items()]
                 kind = gr.Radio(kinds, value=PROMPTS_ONLY, label=t("Import"), elem_id="data-kind", scale=2)
-                hidden = {"visible": False, "info": t(EQUAL)}
+                hidden = {"visible": False, "info": t("The model that generated the responses, or an equal one.")}
                 base = gr.Dropdown([], label=t("Response model"), elem_id="data-answered-by", **hidden)
                 suites = [(each.title, each.name) for each in SUITES.values()]
                 suite = dropdown(

@@ -17,7 +17,6 @@ from speculoos import servers
 from speculoos.errors import BadInput
 from speculoos.settings import Endpoint, Settings, stored_secret
 
-HUB = N_("For gated models and datasets of the Hugging Face Hub. The next job uses it.")
 SERVERS = N_("Other pages refer to them by name. The next job uses changes, without a restart. Keys are never shown.")
 KINDS = {
     "endpoints": N_("OpenAI-compatible, for data and evaluations"),
@@ -30,7 +29,7 @@ SECRET = {"type": "password", "max_length": servers.LONGEST_SECRET}
 
 def build_servers(settings: Settings) -> None:
     """The forms; on a shared server only what is set."""
-    section(t("Hugging Face token"), t(HUB))
+    section(t("Hugging Face token"), t("For gated models and datasets of the Hugging Face Hub. The next job uses it."))
     said = block(elem_id="hub-said")
     on_load(partial(hub_state, settings), said)
     if not settings.is_shared:

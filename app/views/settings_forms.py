@@ -27,12 +27,10 @@ from tracking.db import reading, writing
 from tracking.names import LONGEST_USER, check_user
 from tracking.retention_rules import RETENTION, chosen_rules, save_rules
 
-NOTIFIED = N_("For jobs that succeed or fail at least one minute after they were submitted.")
 OPEN = N_("Open without login at {address}; no other user has an account on this machine.")
 EXAMPLE = "https://chat.example.org/hooks/…"
 TEST = {"text": "Test message of Speculoos: finished jobs will be reported here.", "job": None}
 ACTIVE = N_("Finished jobs are sent to {host}: one POST with the job's name, state and link.")
-INACTIVE = N_("No webhook is stored: nothing is sent.")
 KEEPING = N_("Older items are removed once an hour. 0 keeps them forever; empty uses the configured value.")
 KEYS = N_("For programs that use the inference server: one key per program, which can be revoked separately.")
 NONE_YET = N_("No keys yet. Programs on this machine can also use the token in {path}.")
@@ -90,7 +88,7 @@ def rename(sessions: Sessions, visitor: Visitor | None, text: str) -> str:
 
 
 def build_webhook(settings: Settings) -> None:
-    section(t("Notifications"), t(NOTIFIED))
+    section(t("Notifications"), t("For jobs that succeed or fail at least one minute after they were submitted."))
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         url = one_line(t("Webhook URL"), "webhook-url", placeholder=EXAMPLE, type="password", max_length=2000)
     with gr.Row(elem_classes="sp-buttons"):
@@ -110,7 +108,7 @@ def build_webhook(settings: Settings) -> None:
 def webhook_state(settings: Settings) -> str:
     """Whether a webhook is stored, and its host. The URL itself is never shown: it may contain a token."""
     host = webhook.webhook_host(settings)
-    return notice(t(ACTIVE, host=host), "good") if host else notice(t(INACTIVE), "info")
+    return notice(t(ACTIVE, host=host), "good") if host else notice(t("No webhook is stored: nothing is sent."), "info")
 
 
 @show_errors(gr.skip())
