@@ -69,7 +69,7 @@ def _truncation_warning(data: Dataset) -> str:
     share = {"n": f"{count:,}", "total": f"{total:,}", "share": f"{count / total:.0%}"}
     limit = (data.config or {}).get("max_tokens")
     cut = t(CUT_AT, limit=f"{limit:,}", **share) if isinstance(limit, int) else t(CUT, **share)
-    return notice(f"{cut} {t('Raise “Max tokens per response” and generate again.')}", "warn")
+    return notice(f"{cut} " + t("Raise “Max tokens per response” and generate again."), "warn")
 
 
 CUT = N_("{n} of {total} responses ({share}) were truncated; a draft cannot learn their end.")

@@ -220,7 +220,7 @@ def lengths(result: Mapping[str, Any]) -> str:
     counts = [count for count in result.get("lengths") or () if isinstance(count, int)]
     total = sum(counts)
     shares = [count / total for count in counts] if total else []
-    rows = [Bar(plural("{n} token", "{n} tokens", n), share, f"{share:.0%}") for n, share in enumerate(shares, 1)]
+    rows = [Bar(plural("{n:,} token", "{n:,} tokens", n), share, f"{share:.0%}") for n, share in enumerate(shares, 1)]
     return bar_chart(t("Tokens per step"), rows, t("{n:,} steps; τ is their mean.", n=total))
 
 
