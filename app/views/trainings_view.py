@@ -212,12 +212,13 @@ def settings_table(trainings: Sequence[Training]) -> str:
 def split_settings(values: Sequence[Values]) -> tuple[dict[str, list[str]], Values]:
     """(differing settings → value of each training, equal settings → value). "–": the training lacks the setting."""
     keys = list(dict.fromkeys(key for settings in values for key in settings))
-    rows = {key: [_words(settings[key]) if key in settings else DASH for settings in values] for key in keys}
+    rows = {key: [value_words(settings[key]) if key in settings else DASH for settings in values] for key in keys}
     differ = {key: row for key, row in rows.items() if len(set(row)) > 1}
     return differ, {key: row[0] for key, row in rows.items() if key not in differ}
 
 
-def _words(value: Any) -> str:
+def value_words(value: Any) -> str:
+    """The value of a setting as text."""
     if isinstance(value, bool):
         return t("yes") if value else t("no")
     if isinstance(value, list | tuple):

@@ -53,13 +53,13 @@ def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
     page.get_by_role("checkbox", name="Select Train quick", exact=True).check()
     compare.click()
     page.wait_for_url("**/runs/compare?ids=*,*")
-    expect(page.locator("#trainings-charts figure")).to_have_count(3)
+    expect(page.locator("#trainings-charts .sp-charts:not(details *) figure")).to_have_count(3)
     expect(page.locator("#trainings-settings tbody td:first-child")).to_have_text(["lr"])
     first = shown(page)
     assert "0.0003" in first[0] and "slow" in first[1] and "2.00" in first[2]
     page.reload()
     wait_drawn(page)
-    expect(page.locator("#trainings-charts figure")).to_have_count(3)
+    expect(page.locator("#trainings-charts .sp-charts:not(details *) figure")).to_have_count(3)
     expect(page.locator("#trainings-shown")).to_be_visible()
     assert shown(page) == first
     with browser.new_context() as context:
