@@ -1,6 +1,6 @@
 """Login in front of all pages and routes, if a password is set or SPECULOOS_LOGIN requires a link.
 
-A login is a row (app/sessions.py): it survives a restart and ends with a logout; a new password ends all logins.
+A login is a row (tracking/logins.py): it survives a restart and ends with a logout; a new password ends all logins.
 All paths except the login, its style sheet, `/healthz` and `/readyz` require one.
 """
 
@@ -13,13 +13,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.gradio_gate import read_body
 from app.i18n import N_, language, t
-from app.sessions import SECONDS, Sessions
 from app.theme import template
 from app.visitor import BROWSER, LOGIN, is_secure
 from app.widgets.text import safe
 from speculoos import login_links
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
+from tracking.logins import SECONDS, Sessions
 from tracking.names import check_user
 
 PAUSE = 0.5  # delay in seconds after a wrong password. Delays run one after another

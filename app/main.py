@@ -27,7 +27,6 @@ from app.gradio_gate import GradioGate
 from app.i18n import RequestLanguage, language, t
 from app.page_sessions import use_page_sessions
 from app.paths import MOVED, PAGES
-from app.sessions import session_key
 from app.theme import STATIC, Static, head, template, theme
 from app.uploads import Uploads
 from app.views import shell
@@ -41,6 +40,7 @@ from speculoos.guard import PAGES_POLICY, RequestGuard
 from speculoos.private import set_private_umask
 from speculoos.settings import Settings, load
 from tracking.db import writing
+from tracking.logins import session_key
 from tracking.processes import heartbeats_during
 
 KEEP_ALIVE_SECONDS = 75

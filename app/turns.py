@@ -5,7 +5,7 @@ The run row is written first, then its id is posted to the inference server; an 
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,9 +50,10 @@ def next_turn(
     with writing(settings) as session:
         speculation = _speculation(session, model, drafter, drafting, sampling)
         turns = _ended(runs.group_runs(session, chat_id) if ID.fullmatch(chat_id) else [])
-        path = _path(turns, after)
-        messages = [*history(path, sampling.system, opening_messages(turns)), {"role": "user", "content": prompt}]
-        request = {**_request(messages, sampling, speculation), chats.KEY: _chat_fields(turns, path)}
+        path = chats.path_after(turns, after)
+        earlier = chats.history(path, sampling.system, chats.opening_messages(turns))
+        messages = [*earlier, {"role": "user", "content": prompt}]
+        request = {**_request(messages, sampling, speculation), chats.KEY: chats.new_fields(turns, path)}
         group = turns[0].group_id if turns else new_id()
         run = runs.create_run(session, "chat", model, request, group, path[-1].position + 1 if path else 0)
     return run, start(settings, run.id)
@@ -69,7 +70,7 @@ def continue_turn(settings: Settings, run_id: str) -> dict[str, Any]:
         cut = turn.state == "CANCELLED" or turn.summary.get("finish") == "length"
         if turn.kind != "chat" or not turn.text or not cut:
             raise Conflict("This response is complete and cannot be continued. Send the next prompt.")
-        chat_fields = {**_chat_fields(turns, [turn]), "continues": turn.id}
+        chat_fields = {**chats.new_fields(turns, [turn]), "continues": turn.id}
         request = {**turn.request, chats.KEY: chat_fields}
         run = runs.create_run(session, "chat", turn.model, request, turn.group_id, turn.position + 1)
     inference.start(settings, run.id)
@@ -80,76 +81,6 @@ def _ended(turns: list[Run]) -> list[Run]:
     if any(turn.state not in runs.ENDED for turn in turns):
         raise BadInput("The last response is still being generated; wait for it or stop it first.")
     return turns
-
-
-def _path(turns: list[Run], after: str | None) -> list[Run]:
-    """The turns before the new one."""
-    if after is None:
-        return chats.turns_on_path(turns)
-    ids = chats.turn_path_ids(after, chats.previous_turns(turns))
-    return [next(turn for turn in turns if turn.id == turn_id) for turn_id in ids]
-
-
-def _chat_fields(turns: list[Run], path: list[Run]) -> dict[str, str]:
-    """The chat fields of a new turn's request: its predecessor, and the chat's name if set."""
-    named = {"name": name} if turns and (name := chats.chat_fields(turns[0]).get("name")) else {}
-    return {"after": path[-1].id if path else "", **named}
-
-
-def opening_messages(turns: list[Run]) -> list[dict[str, str]]:
-    """The messages before a chat's first prompt: none, or the earlier turns of a prompt from an evaluation or a
-    recording, with their own system prompt, which is not in a field of the page."""
-    if not turns:
-        return []
-    shown = turns[0].request["messages"][:-1]
-    return [m for m in shown if m["role"] != "system" or "after" not in chats.chat_fields(turns[0])]
-
-
-def history(turns: list[Run], system: str = "", opening: Sequence[dict[str, str]] = ()) -> list[dict[str, str]]:
-    """The messages so far, after those of `opening`: each prompt with its whole response, without failed turns. The
-    page's system prompt takes precedence over that of `opening`."""
-    system = system.strip() or next((m["content"] for m in opening if m["role"] == "system"), "")
-    messages = [{"role": "system", "content": system}] if system else []
-    messages += [dict(m) for m in opening if m["role"] != "system"]
-    for turn in turns:
-        if turn.state == "FAILED" or not turn.text:
-            continue
-        if chats.chat_fields(turn).get("continues"):
-            messages.pop()
-        else:
-            messages.append(turn.request["messages"][-1])
-        messages.append({"role": "assistant", "content": chats.whole_response(turn, turns)})
-    return messages
-
-
-def remove_turn(settings: Settings, run_id: str) -> None:
-    """Delete an ended run of a chat and its measurements.
-
-    Raises NotFound, or Conflict while it runs.
-    """
-    with writing(settings) as session:
-        run = runs.get_run(session, run_id)
-        if run.state not in runs.ENDED:
-            raise Conflict("This response is still being generated; stop it first.")
-        if run.kind != "chat":
-            raise Conflict("This response belongs to a comparison or another response; delete that one.")
-        if run_id in chats.previous_turns(runs.group_runs(session, str(run.group_id))).values():
-            raise Conflict("Other turns follow this one; delete those first.")
-        for measured in runs.group_runs(session, run_id):
-            runs.delete_run(session, measured.id)
-        runs.delete_run(session, run_id)
-
-
-def remove_comparison(settings: Settings, group_id: str) -> None:
-    """Delete all columns of an ended comparison. Raises NotFound, or Conflict while one runs."""
-    with writing(settings) as session:
-        columns = [run for run in runs.group_runs(session, group_id) if run.kind == "compare"]
-        if not columns:
-            raise NotFound(f"There is no comparison {group_id!r}.")
-        if any(run.state not in runs.ENDED for run in columns):
-            raise Conflict("This comparison is still being measured; stop it first.")
-        for run in columns:
-            runs.delete_run(session, run.id)
 
 
 def measure_plain(settings: Settings, run_id: str, again: bool = False) -> dict[str, Any]:

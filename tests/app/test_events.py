@@ -16,7 +16,7 @@ from speculoos.guard import RequestGuard
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 from tests.tools.stored_runs import all_runs, step_count
-from tracking import runs
+from tracking import chats, runs
 from tracking.db import reading, writing
 
 
@@ -213,7 +213,7 @@ def test_history_keeps_answered_turns_and_leaves_failed_ones_out(home: Settings)
             request = {"messages": [{"role": "user", "content": question}]}
             run = runs.create_run(rows, "chat", "tiny", request, chat, position)
             run.text, run.state = answer, "SUCCEEDED" if answer else "FAILED"
-    messages = turns.history(turns.chat_of(home, chat), system="Be brief.")
+    messages = chats.history(turns.chat_of(home, chat), system="Be brief.")
     assert [m["content"] for m in messages] == ["Be brief.", "one", "1", "three", "3"]
 
 
