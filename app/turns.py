@@ -11,9 +11,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app import drafting as drafts
-from app import inference
-from app.drafting import Drafting, TurnSampling
+from app import drafting, inference
+from app.drafting import TurnOptions
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import chats, queries, runs
@@ -23,7 +22,6 @@ from tracking.tables import Base, Checkpoint, Evaluation, Run, new_id
 
 ID = re.compile(r"[0-9a-f]{32}")
 PROMPT_LIMIT = 200_000  # maximum number of characters of a prompt
-DEFAULT_DRAFTING = Drafting()
 PROMPT_NOT_STORED = "This prompt is not stored with the evaluation. Measure again, or enter it in the Playground."
 
 
@@ -32,9 +30,8 @@ def next_turn(
     chat_id: str,
     model: str,
     prompt: str,
-    sampling: TurnSampling,
+    options: TurnOptions,
     drafter: str = "",
-    drafting: Drafting = DEFAULT_DRAFTING,
     *,
     after: str | None = None,
 ) -> tuple[Run, str]:
@@ -45,15 +42,15 @@ def next_turn(
     running.
     """
     prompt = _checked(prompt)
-    check_surrogates(sampling.system, "The system prompt")
+    check_surrogates(options.system, "The system prompt")
     check_surrogates(model + drafter, "The name of the model")
     with writing(settings) as session:
-        speculation = _speculation(session, model, drafter, drafting, sampling)
+        speculation = _speculation(session, model, drafter, options)
         turns = _ended(runs.group_runs(session, chat_id) if ID.fullmatch(chat_id) else [])
         path = chats.path_after(turns, after)
-        earlier = chats.history(path, sampling.system, chats.opening_messages(turns))
+        earlier = chats.history(path, options.system, chats.opening_messages(turns))
         messages = [*earlier, {"role": "user", "content": prompt}]
-        request = {**_request(messages, sampling, speculation), chats.KEY: chats.new_fields(turns, path)}
+        request = {**_request(messages, options, speculation), chats.KEY: chats.new_fields(turns, path)}
         group = turns[0].group_id if turns else new_id()
         run = runs.create_run(session, "chat", model, request, group, path[-1].position + 1 if path else 0)
     return run, start(settings, run.id)
@@ -100,29 +97,23 @@ def measure_plain(settings: Settings, run_id: str, again: bool = False) -> dict[
 
 
 def new_comparison(
-    settings: Settings,
-    targets: list[tuple[str, str]],
-    prompt: str,
-    sampling: TurnSampling,
-    drafting: Drafting = DEFAULT_DRAFTING,
+    settings: Settings, targets: list[tuple[str, str]], prompt: str, options: TurnOptions
 ) -> tuple[str, str]:
     """Run a prompt on 2 to 4 (model, drafter) targets, one column each, measured one after another in order or, every
-    second time, in reverse order. `drafting` applies to targets with a draft. Returns the comparison's id, and an error
+    second time, in reverse order. Returns the comparison's id, and an error
     message if it could not start, otherwise ""."""
     if not 2 <= len(targets) <= 4:
         raise BadInput("Choose two to four targets to compare.")
-    check_surrogates(sampling.system, "The system prompt")
+    check_surrogates(options.system, "The system prompt")
     check_surrogates("".join(map("".join, targets)), "The name of a model")
-    system = [{"role": "system", "content": sampling.system.strip()}] if sampling.system.strip() else []
-    messages = [*system, {"role": "user", "content": _checked(prompt)}]
-    if sampling.temperature and sampling.seed is None:
-        sampling = replace(sampling, seed=secrets.randbelow(2**31))  # the same seed for all columns
+    messages = [*chats.history([], options.system), {"role": "user", "content": _checked(prompt)}]
+    if options.temperature and options.seed is None:
+        options = replace(options, seed=secrets.randbelow(2**31))  # the same seed for all columns
     with writing(settings) as session:
         backwards = runs.next_backwards(session)
-        options = [(m, _speculation(session, m, d, drafting, sampling)) for m, d in targets]
-        columns = runs.create_comparison(
-            session, [(m, _request(messages, sampling, speculation)) for m, speculation in options], backwards
-        )
+        speculations = [(m, _speculation(session, m, d, options)) for m, d in targets]
+        requests = [(m, _request(messages, options, speculation)) for m, speculation in speculations]
+        columns = runs.create_comparison(session, requests, backwards)
     reason = start(settings, columns[0].id)
     if reason:
         with writing(settings) as session:
@@ -133,10 +124,8 @@ def new_comparison(
 
 def chat_of(settings: Settings, chat_id: str) -> list[Run]:
     """The turns of a chat; empty if the id is unknown."""
-    if not ID.fullmatch(chat_id):
-        return []
     with reading(settings) as session:
-        return runs.group_runs(session, chat_id)
+        return runs.group_runs(session, chat_id) if ID.fullmatch(chat_id) else []
 
 
 def start(settings: Settings, run_id: str) -> str:
@@ -148,18 +137,17 @@ def start(settings: Settings, run_id: str) -> str:
     return ""
 
 
-def _speculation(
-    session: Session, model: str, drafter: str, drafting: Drafting, sampling: TurnSampling
-) -> dict[str, Any]:
+def _speculation(session: Session, model: str, drafter: str, options: TurnOptions) -> dict[str, Any]:
     """Speculation options of a request; {} for plain decoding. Raises BadInput."""
-    has_draft = bool(drafter or split_model(model)[1])
-    if has_draft and drafting != DEFAULT_DRAFTING:
-        drafts.check(session, drafting, model, drafter, sampling.temperature)
-    return drafting.speculation(drafter) if has_draft else {}
+    if not (drafter or split_model(model)[1]):
+        return {}
+    if options.speculation():
+        drafting.check(session, options, model, drafter)
+    return options.speculation(drafter)
 
 
-def _request(messages: list[dict[str, str]], sampling: TurnSampling, speculation: dict[str, Any]) -> dict[str, Any]:
-    request = {"messages": messages, **sampling.parameters()}
+def _request(messages: list[dict[str, str]], options: TurnOptions, speculation: dict[str, Any]) -> dict[str, Any]:
+    request = {"messages": messages, **options.parameters()}
     return {**request, "speculation": speculation} if speculation else request
 
 
