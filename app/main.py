@@ -6,8 +6,8 @@ import hmac
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -66,8 +66,10 @@ def make_app(settings: Settings) -> FastAPI:
     web_metrics = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)
     for name in MOVED:
-        app.add_api_route(f"/{name}", redirect_to(PAGES[name]), include_in_schema=False)
-    mount_pages(app, settings)  # after all other routes: Gradio handles every remaining path, including its own /login
+        app.add_api_route(f"/{name}", partial(redirect, PAGES[name]))
+    # after all other routes: Gradio handles every remaining path, including its own /login
+    mount_gradio(app, settings)
+    app.routes[-1].app = ByLanguage(app.routes[-1].app, settings)  # type: ignore[attr-defined]
     if settings.metrics_token:
         app.add_middleware(metrics.Scraper, metrics=web_metrics, token=settings.metrics_token)
     app.add_middleware(
@@ -102,13 +104,6 @@ class ByLanguage:
         return app.routes[-1].app  # type: ignore[attr-defined]
 
 
-def mount_pages(app: FastAPI, settings: Settings) -> None:
-    """Mount the pages at `/`."""
-    mount_gradio(app, settings)
-    mount = app.routes[-1]
-    mount.app = ByLanguage(mount.app, settings)  # type: ignore[attr-defined]
-
-
 def mount_gradio(app: FastAPI, settings: Settings) -> None:
     """Mount the Gradio pages at `/`, with all features disabled that the pages do not use."""
     folder = settings.home / "uploads"
@@ -121,8 +116,9 @@ def mount_gradio(app: FastAPI, settings: Settings) -> None:
         warnings.filterwarnings("ignore", message="SSR mode")  # emitted even if SSR is off
         texts = {"title": t("Page not found"), "lead": t("There is no page at this address.")}
         texts |= {"home": t("Home"), "search": t("Search"), "bar": shell.bar("", settings.asks_login)}
-        missing = template("missing.html", head=head(), language=language(), **texts)
-        gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=head(), missing=missing)
+        texts |= {"head": (tags := head()), "language": language()}
+        missing = template("missing.html", **texts)
+        gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=tags, missing=missing)
         gr.mount_gradio_app(
             app,
             pages,
@@ -168,19 +164,9 @@ def build_page(name: str, settings: Settings) -> None:
         page.elem_classes.append("sp-curtain")  # hidden by the style sheet until its rows are loaded
 
 
-def redirect_to(path: str) -> Callable[[Request], Response]:
-    """A handler that redirects to `path` with the query of the request."""
-
-    def redirect(request: Request) -> Response:
-        return RedirectResponse(f"{path}?{request.url.query}".rstrip("?"), status_code=308)
-
-    return redirect
-
-
-def register_starter(settings: Settings) -> None:
-    """Add the installed starter model to the list of models, if there is one."""
-    with suppress(SpeculoosError), writing(settings) as session:
-        ensure_starter(session, settings)
+def redirect(path: str, request: Request) -> Response:
+    """Redirect to `path` with the query of the request."""
+    return RedirectResponse(f"{path}?{request.url.query}".rstrip("?"), status_code=308)
 
 
 def main() -> int:
@@ -193,7 +179,8 @@ def main() -> int:
     except SpeculoosError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    register_starter(settings)
+    with suppress(SpeculoosError), writing(settings) as session:
+        ensure_starter(session, settings)
     raise_open_file_limit()
     with heartbeats_during(settings, "web"):
         app = make_app(settings)

@@ -24,20 +24,17 @@ MOST = 4
 RECENT = 8
 
 
-def recent(settings: Settings) -> list[tuple[str, str, str]]:
-    """(id, prompt, when) of the last comparisons, newest first."""
+def recent(settings: Settings) -> str:
+    """Links to the last comparisons, newest first; "" without any."""
+    rows = ""
     with reading(settings) as session:
         heads = select(Run).where(Run.kind == "compare", Run.group_id.is_not(None), Run.position == 0)
         latest = session.scalars(heads.order_by(Run.created_at.desc()).limit(4 * RECENT)).all()
         compared = [run for run in latest if len(runs.group_runs(session, str(run.group_id))) > 1]
-        return [(str(r.group_id), r.request["messages"][-1]["content"], ago(r.created_at)) for r in compared[:RECENT]]
-
-
-def render_recent(items: list[tuple[str, str, str]]) -> str:
-    rows = ""
-    for group, prompt, when in items:
-        link = tag("a", safe(prompt[:90] or "…"), href=f"/playground/compare?comparison={group}")
-        rows += tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
+        for run in compared[:RECENT]:
+            prompt = run.request["messages"][-1]["content"][:90] or "…"
+            link = tag("a", safe(prompt), href=f"/playground/compare?comparison={run.group_id}")
+            rows += tag("li", link + " " + tag("span", safe(ago(run.created_at)), class_="sp-hint"))
     heading = tag("h2", t("Earlier comparisons"), class_="sp-section")
     return heading + tag("ul", rows, class_="sp-recent") if rows else ""
 
@@ -64,7 +61,7 @@ def build(settings: Settings) -> None:
         query = dict(request.query_params)
         values, text, given = opening(settings, query, choices)
         dropdown = gr.Dropdown(choices=choices, value=values)
-        return dropdown, text, render_recent(recent(settings)), *option_values(given)
+        return dropdown, text, recent(settings), *option_values(given)
 
     @show_errors("")
     def started(values: list[str] | None, text: str, *fields: Any) -> tuple[str, str]:
