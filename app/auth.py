@@ -134,30 +134,24 @@ class LoginRequired:
         self.app, self.sessions = app, sessions
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["type"] == "http" and scope["path"] in PUBLIC_PATHS:
+        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:  # the gate refuses websockets
             await self.app(scope, receive, send)
             return
+        request = Request(scope)
         try:
-            cookies = Request({**scope, "type": "http"}).cookies
-            visitor = await self.sessions.find(cookies.get(self.sessions.cookie, ""))
+            visitor = await self.sessions.find(request.cookies.get(self.sessions.cookie, ""))
         except SpeculoosError as error:
             response = Response(f"{error}\n", status_code=503, media_type="text/plain")
         else:
             if visitor:
                 await self.app({**scope, LOGIN: visitor}, receive, send)
                 return
-            response = self._login_response(Request({**scope, "type": "http", "method": scope.get("method", "GET")}))
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            await response(scope, receive, send)
-
-    def _login_response(self, request: Request) -> Response:
-        path = request.url.path
-        if request.method != "GET" or path.startswith(SCRIPT_PATHS):
-            return Response("Log in first.\n", status_code=401, media_type="text/plain")
-        query = f"?{request.url.query}" if request.url.query else ""
-        return RedirectResponse(f"/login?next={quote(path + query, safe='')}", status_code=303)
+            path, query = request.url.path, f"?{request.url.query}" if request.url.query else ""
+            if request.method != "GET" or path.startswith(SCRIPT_PATHS):
+                response = Response("Log in first.\n", status_code=401, media_type="text/plain")
+            else:
+                response = RedirectResponse(f"/login?next={quote(path + query, safe='')}", status_code=303)
+        await response(scope, receive, send)
 
 
 def token_in(text: str) -> str:

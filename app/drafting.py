@@ -11,7 +11,6 @@ from speculoos.errors import BadInput, NotFound
 from tracking import queries
 
 LOOKUP = "ngram"  # the drafter without a checkpoint: prompt lookup
-LOOKUP_OPTIONS = ("depth", "width", "max_ngram", "min_ngram")
 EXACT, TYPICAL = "exact", "typical"
 SAMPLING = ("max_tokens", "temperature", "seed", "top_p", "top_k")
 NON_TREE_OPTIONS = ("drafter", "acceptance", "probabilities")  # the other speculation options are the tree's
@@ -69,19 +68,15 @@ def check(session: Session, options: TurnOptions, model: str, drafter: str) -> N
     if options.acceptance == TYPICAL and not options.temperature:
         raise BadInput("Acceptance: typical needs a temperature above 0 (see Settings); at 0 it is the same as exact.")
     tree = trees.parse(options.tree)
-    name, method, takes = _draft(session, model, drafter)
+    if drafter == LOOKUP:
+        name, method, takes = "prompt lookup", LOOKUP, ("depth", "width", "max_ngram", "min_ngram")
+    else:
+        _, checkpoint = queries.find_model(session, model)
+        if checkpoint is None or checkpoint.method not in METHODS:
+            raise NotFound(f"There is no draft {model!r}; choose another.")
+        name, method, takes = checkpoint.name, checkpoint.method, METHODS[checkpoint.method].drafting
     rest = set(tree) - {"drafter"}
     if tree.get("drafter", method) == method and rest <= set(takes):
         return
     invalid = ", ".join(sorted(rest - set(takes)) or [str(tree.get("drafter"))])[:80]
     raise BadInput(f"Tree: {name} takes {' and '.join(takes)}, not {invalid}; enter another tree, or own.")
-
-
-def _draft(session: Session, model: str, drafter: str) -> tuple[str, str, tuple[str, ...]]:
-    """(name of the draft, name of its drafter, supported options)."""
-    if drafter == LOOKUP:
-        return "prompt lookup", LOOKUP, LOOKUP_OPTIONS
-    _, checkpoint = queries.find_model(session, model)
-    if checkpoint is None or checkpoint.method not in METHODS:
-        raise NotFound(f"There is no draft {model!r}; choose another.")
-    return checkpoint.name, checkpoint.method, METHODS[checkpoint.method].drafting

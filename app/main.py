@@ -43,12 +43,6 @@ from tracking.db import writing
 from tracking.logins import session_key
 from tracking.processes import heartbeats_during
 
-KEEP_ALIVE_SECONDS = 75
-"""Longer than clients and proxies keep idle connections, so that none sends into a connection that is being closed."""
-UNUSED_QUEUE_SECONDS = 1.0
-"""Poll interval of Gradio's queue, which no event uses and app/gradio_gate.py blocks. Gradio's default is 1,100 polls
-per second, 4 % of a core."""
-
 
 def make_app(settings: Settings) -> FastAPI:
     """The web application for one home folder."""
@@ -135,8 +129,8 @@ def mount_gradio(app: FastAPI, settings: Settings) -> None:
             theme=theme(),
         )
     use_page_sessions(app, pages)
-    queue = pages._queue
-    queue.sleep_when_free = queue.progress_update_sleep_when_free = UNUSED_QUEUE_SECONDS
+    queue = pages._queue  # no event uses it, but by default it polls 1,100 times per second: 4 % of a core
+    queue.sleep_when_free = queue.progress_update_sleep_when_free = 1.0
 
 
 def make_pages(settings: Settings) -> gr.Blocks:
@@ -193,7 +187,7 @@ def main() -> int:
             http=BoundedConnection,
             log_config=None,
             log_level="warning",
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=75,  # longer than clients and proxies, so that none sends into a closing connection
         )
     return 0
 

@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.i18n import t
+from app.paths import PAGES
 from app.views.job_view import shown_done, time_left
 from app.widgets.elements import notice
 from app.widgets.formatting import duration, size
@@ -21,10 +22,7 @@ from tracking.processes import FRESH, alive
 from tracking.tables import Job
 from tracking.workload import heartbeats
 
-LOW_DISK = 2 * 10**9
-"""Free bytes below which the strip warns."""
-ROOM_PAGE = "/settings/storage"
-"""Page to free disk space."""
+LOW_DISK = 2 * 10**9  # free bytes below which the strip warns
 EXPECTED = ("web", "worker-gpu", "worker-io", "reconciler", "inference")
 
 
@@ -114,4 +112,4 @@ def disk_notice(settings: Settings) -> str:
         words = t("Jobs pause: {reason}.", reason=shortage.sentence)
     else:
         return ""
-    return notice(words, "bad", ROOM_PAGE, t("Free up space"))
+    return notice(words, "bad", PAGES["storage"], t("Free up space"))
