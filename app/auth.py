@@ -5,6 +5,7 @@ All paths except the login, its style sheet, `/healthz` and `/readyz` require on
 """
 
 import asyncio
+import hmac
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -67,7 +68,7 @@ def add_login(app: FastAPI, settings: Settings) -> None:
         return response
 
     app.state.sessions = door.sessions
-    app.add_middleware(LoginRequired, sessions=door.sessions)
+    app.add_middleware(LoginRequired, sessions=door.sessions, metrics_token=settings.metrics_token)
 
 
 class LoginHandler:
@@ -128,16 +129,19 @@ class LoginHandler:
 
 class LoginRequired:
     """ASGI middleware: redirects requests without a login to the form, or refuses them with 401. Other requests get
-    their Visitor in the scope."""
+    their Visitor in the scope. A request with the metrics token may read `/metrics`, and nothing else."""
 
-    def __init__(self, app: Any, sessions: Sessions):
-        self.app, self.sessions = app, sessions
+    def __init__(self, app: Any, sessions: Sessions, metrics_token: str = ""):
+        self.app, self.sessions, self._metrics_token = app, sessions, metrics_token
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:  # the gate refuses websockets
             await self.app(scope, receive, send)
             return
         request = Request(scope)
+        if self._is_scrape(request):
+            await self.app(scope, receive, send)
+            return
         try:
             visitor = await self.sessions.find(request.cookies.get(self.sessions.cookie, ""))
         except SpeculoosError as error:
@@ -152,6 +156,13 @@ class LoginRequired:
             else:
                 response = RedirectResponse(f"/login?next={quote(path + query, safe='')}", status_code=303)
         await response(scope, receive, send)
+
+    def _is_scrape(self, request: Request) -> bool:
+        if not self._metrics_token or request.method != "GET" or request.scope["path"] != "/metrics":
+            return False
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        texts = (text.encode("utf-8", "surrogateescape") for text in (token.strip(), self._metrics_token))
+        return kind.lower() == "bearer" and hmac.compare_digest(*texts)
 
 
 def token_in(text: str) -> str:

@@ -64,8 +64,6 @@ def make_app(settings: Settings) -> FastAPI:
     # after all other routes: Gradio handles every remaining path, including its own /login
     mount_gradio(app, settings)
     app.routes[-1].app = ByLanguage(app.routes[-1].app, settings)  # type: ignore[attr-defined]
-    if settings.metrics_token:
-        app.add_middleware(metrics.Scraper, metrics=web_metrics, token=settings.metrics_token)
     app.add_middleware(
         RequestGuard,
         port=settings.port,
