@@ -7,19 +7,13 @@ import os
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 
-def _import_gradio() -> None:
-    def no_source_file(_: object) -> str:
-        raise OSError  # as for classes without a file, for which Gradio writes no stubs
-
-    collecting, find = gc.isenabled(), inspect.getfile
-    inspect.getfile = no_source_file
-    gc.disable()  # what is imported stays
-    try:
-        import gradio  # noqa: F401
-    finally:
-        inspect.getfile = find
-        if collecting:
-            gc.enable()
+def _no_source_file(_: object) -> str:
+    raise OSError  # as for classes without a file, for which Gradio writes no stubs
 
 
-_import_gradio()
+_getfile, inspect.getfile = inspect.getfile, _no_source_file
+gc.disable()  # what is imported stays
+import gradio  # noqa: E402, F401
+
+inspect.getfile = _getfile
+gc.enable()

@@ -1,10 +1,11 @@
 """Login in front of all pages and routes, if a password is set or SPECULOOS_LOGIN requires a link.
 
-A login is a row (app/sessions.py): it survives a restart and ends with a logout; a new password ends all logins.
+A login is a row (tracking/logins.py): it survives a restart and ends with a logout; a new password ends all logins.
 All paths except the login, its style sheet, `/healthz` and `/readyz` require one.
 """
 
 import asyncio
+import hmac
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -13,13 +14,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.gradio_gate import read_body
 from app.i18n import N_, language, t
-from app.sessions import SECONDS, Sessions
 from app.theme import template
 from app.visitor import BROWSER, LOGIN, is_secure
 from app.widgets.text import safe
 from speculoos import login_links
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
+from tracking.logins import SECONDS, Sessions
 from tracking.names import check_user
 
 PAUSE = 0.5  # delay in seconds after a wrong password. Delays run one after another
@@ -67,7 +68,7 @@ def add_login(app: FastAPI, settings: Settings) -> None:
         return response
 
     app.state.sessions = door.sessions
-    app.add_middleware(LoginRequired, sessions=door.sessions)
+    app.add_middleware(LoginRequired, sessions=door.sessions, metrics_token=settings.metrics_token)
 
 
 class LoginHandler:
@@ -128,36 +129,40 @@ class LoginHandler:
 
 class LoginRequired:
     """ASGI middleware: redirects requests without a login to the form, or refuses them with 401. Other requests get
-    their Visitor in the scope."""
+    their Visitor in the scope. A request with the metrics token may read `/metrics`, and nothing else."""
 
-    def __init__(self, app: Any, sessions: Sessions):
-        self.app, self.sessions = app, sessions
+    def __init__(self, app: Any, sessions: Sessions, metrics_token: str = ""):
+        self.app, self.sessions, self._metrics_token = app, sessions, metrics_token
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["type"] == "http" and scope["path"] in PUBLIC_PATHS:
+        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:  # the gate refuses websockets
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
+        if self._is_scrape(request):
             await self.app(scope, receive, send)
             return
         try:
-            cookies = Request({**scope, "type": "http"}).cookies
-            visitor = await self.sessions.find(cookies.get(self.sessions.cookie, ""))
+            visitor = await self.sessions.find(request.cookies.get(self.sessions.cookie, ""))
         except SpeculoosError as error:
             response = Response(f"{error}\n", status_code=503, media_type="text/plain")
         else:
             if visitor:
                 await self.app({**scope, LOGIN: visitor}, receive, send)
                 return
-            response = self._login_response(Request({**scope, "type": "http", "method": scope.get("method", "GET")}))
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            await response(scope, receive, send)
+            path, query = request.url.path, f"?{request.url.query}" if request.url.query else ""
+            if request.method != "GET" or path.startswith(SCRIPT_PATHS):
+                response = Response("Log in first.\n", status_code=401, media_type="text/plain")
+            else:
+                response = RedirectResponse(f"/login?next={quote(path + query, safe='')}", status_code=303)
+        await response(scope, receive, send)
 
-    def _login_response(self, request: Request) -> Response:
-        path = request.url.path
-        if request.method != "GET" or path.startswith(SCRIPT_PATHS):
-            return Response("Log in first.\n", status_code=401, media_type="text/plain")
-        query = f"?{request.url.query}" if request.url.query else ""
-        return RedirectResponse(f"/login?next={quote(path + query, safe='')}", status_code=303)
+    def _is_scrape(self, request: Request) -> bool:
+        if not self._metrics_token or request.method != "GET" or request.scope["path"] != "/metrics":
+            return False
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        texts = (text.encode("utf-8", "surrogateescape") for text in (token.strip(), self._metrics_token))
+        return kind.lower() == "bearer" and hmac.compare_digest(*texts)
 
 
 def token_in(text: str) -> str:

@@ -13,7 +13,7 @@ from app.pages import experiments
 from app.views import leaderboard
 from app.views.manage import row as find_row
 from formats import OWN
-from formats.store import StoredExport, checkpoint_state, exports_folder, fetch_export, store_export, stored_exports
+from formats.store import checkpoint_state, exports_folder, fetch_export, store_export, stored_exports
 from models import archive, data_export
 from models.archive import archive_name
 from models.starter import STARTER_HEAD
@@ -28,8 +28,7 @@ from tracking.leaderboard import LeaderboardView
 from tracking.queries import must_be_ready
 from tracking.tables import Base, Checkpoint, Dataset, Experiment
 
-MOST_ROWS = 100_000
-"""Maximum number of rows of a CSV file."""
+MOST_ROWS = 100_000  # maximum number of rows of a CSV file
 KEEP_OUT = {"Cache-Control": "private, no-cache"}
 """Revalidated on every request; a browser can still resume a partial download."""
 
@@ -50,7 +49,9 @@ def routes(settings: Settings) -> APIRouter:
         if export is None and name == OWN:
             # concurrent requests for the same zip wait for one writer; others do not wait
             with writing.setdefault(checkpoint_id, threading.Lock()):
-                export = stored_exports(exports, source).get(name) or own_zip(exports, folder, source)
+                if (export := stored_exports(exports, source).get(name)) is None:
+                    written = archive.write_zip(folder, exports / f".{OWN}.zip")
+                    export = store_export(written, exports / f"{OWN}.zip", source, {})
         if export is None and settings.store:
             export = fetch_export(open_store(settings.store), exports, checkpoint_id, source, name)
         if export is None:
@@ -60,8 +61,11 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.get("/datasets/{dataset_id}/{form}")
     def dataset(dataset_id: str, form: str) -> StreamingResponse:
-        folder, filename = dataset_files(settings, dataset_id)
-        lines = data_export.export_lines(folder, form)
+        with reading(settings) as session:
+            data = find_row(session, Dataset, "dataset", dataset_id)
+            must_be_ready(data)
+        lines = data_export.export_lines(local_folder(settings, data, settings.home / "datasets"), form)
+        filename = data_export.file_name(data.name)
         headers = {**KEEP_OUT, "Content-Disposition": f'attachment; filename="{filename}"'}
         return StreamingResponse(data_export.chunks(lines), media_type="application/jsonl", headers=headers)
 
@@ -83,26 +87,12 @@ def routes(settings: Settings) -> APIRouter:
     return router
 
 
-def dataset_files(settings: Settings, dataset_id: str) -> tuple[Path, str]:
-    """The dataset's folder and the name of its file. Raises NotFound for an unknown id or missing files, Conflict for
-    an unfinished dataset."""
-    with reading(settings) as session:
-        data = find_row(session, Dataset, "dataset", dataset_id)
-        must_be_ready(data)
-    return local_folder(settings, data, settings.home / "datasets"), data_export.file_name(data.name)
-
-
 def local_folder(settings: Settings, row: Dataset | Checkpoint, *roots: Path) -> Path:
     """The folder of a row's files. Raises NotFound if they are missing or outside of `roots`."""
     folder = Path(files_of(settings).local(row)).resolve()
     if any(folder.is_relative_to(root.resolve()) for root in roots):
         return folder
     raise NotFound(f"The files of “{row.name}” are outside the home folder and cannot be downloaded.")
-
-
-def own_zip(exports: Path, folder: Path, source: str) -> StoredExport:
-    """The native format: the checkpoint's folder unchanged."""
-    return store_export(archive.write_zip(folder, exports / f".{OWN}.zip"), exports / f"{OWN}.zip", source, {})
 
 
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:

@@ -1,7 +1,7 @@
-"""Options of the pages: sampling, draft tree, acceptance rule (exact or Medusa's typical one), probabilities."""
+"""Options of a response: sampling, draft tree, acceptance rule (exact or Medusa's typical one), probabilities."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -11,28 +11,46 @@ from speculoos.errors import BadInput, NotFound
 from tracking import queries
 
 LOOKUP = "ngram"  # the drafter without a checkpoint: prompt lookup
-LOOKUP_OPTIONS = ("depth", "width", "max_ngram", "min_ngram")
 EXACT, TYPICAL = "exact", "typical"
+SAMPLING = ("max_tokens", "temperature", "seed", "top_p", "top_k")
 NON_TREE_OPTIONS = ("drafter", "acceptance", "probabilities")  # the other speculation options are the tree's
 
 
 @dataclass(frozen=True)
-class Drafting:
-    """`tree` in the syntax of `models.methods.trees` ("" is the checkpoint's own), an acceptance rule, and whether the
-    trace contains the base model's probability of every drafted token."""
+class TurnOptions:
+    """Sampling: temperature 0 is greedy; with `seed` None every run draws a new seed. Drafting: `tree` in the syntax of
+    `models.methods.trees` ("" is the checkpoint's own), an acceptance rule, and whether the trace contains the base
+    model's probability of every drafted token."""
 
+    max_tokens: int = 256
+    temperature: float = 0.0
+    seed: int | None = None
+    system: str = ""
+    top_p: float = 1.0
+    top_k: int = 0
     tree: str = ""
     acceptance: str = EXACT
     probabilities: bool = False
 
     @classmethod
-    def of(cls, request: Mapping[str, Any]) -> "Drafting":
+    def of(cls, request: Mapping[str, Any]) -> "TurnOptions":
         """From the request of a stored run."""
-        given = request.get("speculation") or {}
+        given, first = request.get("speculation") or {}, next(iter(request["messages"]), {})
+        sampling = {name: request[name] for name in SAMPLING if name in request}
         tree = given.get("tree")
         options = {name: value for name, value in given.items() if name not in NON_TREE_OPTIONS}
-        text = tree if isinstance(tree, str) else trees.editable_text(options) if options else ""
-        return cls(text, str(given.get("acceptance") or EXACT), bool(given.get("probabilities")))
+        return cls(
+            **sampling,
+            system=first["content"] if first.get("role") == "system" else "",
+            tree=tree if isinstance(tree, str) else trees.editable_text(options) if options else "",
+            acceptance=str(given.get("acceptance") or EXACT),
+            probabilities=bool(given.get("probabilities")),
+        )
+
+    def parameters(self) -> dict[str, Any]:
+        """Sampling options with OpenAI's names and `top_k`, without the system prompt and without default values."""
+        optional = [name for name in SAMPLING[2:] if getattr(self, name) != getattr(type(self), name)]
+        return {name: getattr(self, name) for name in (*SAMPLING[:2], *optional)}
 
     def speculation(self, drafter: str = "") -> dict[str, Any]:
         """The `speculation` field of a request to the inference server; {} for the defaults."""
@@ -45,48 +63,20 @@ class Drafting:
         return {name: value for name, value in given.items() if value}
 
 
-@dataclass(frozen=True)
-class TurnSampling:
-    """Sampling options. Temperature 0 is greedy; with `seed` None every run draws a new seed."""
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    seed: int | None = None
-    system: str = ""
-    top_p: float = 1.0
-    top_k: int = 0
-
-    @classmethod
-    def of(cls, request: Mapping[str, Any]) -> "TurnSampling":
-        """From the request of a stored run."""
-        first = next(iter(request["messages"]), {})
-        known = {field.name: request[field.name] for field in fields(cls) if field.name in request}
-        return cls(**known, system=first["content"] if first.get("role") == "system" else "")
-
-    def parameters(self) -> dict[str, Any]:
-        """Options with OpenAI's names and `top_k`, without the system prompt and without default values."""
-        optional = [name for name in ("seed", "top_p", "top_k") if getattr(self, name) != getattr(type(self), name)]
-        return {name: getattr(self, name) for name in ("max_tokens", "temperature", *optional)}
-
-
-def check(session: Session, drafting: Drafting, model: str, drafter: str, temperature: float) -> None:
+def check(session: Session, options: TurnOptions, model: str, drafter: str) -> None:
     """Raises BadInput for options that this model's draft does not support."""
-    if drafting.acceptance == TYPICAL and not temperature:
+    if options.acceptance == TYPICAL and not options.temperature:
         raise BadInput("Acceptance: typical needs a temperature above 0 (see Settings); at 0 it is the same as exact.")
-    tree = trees.parse(drafting.tree)
-    name, method, takes = _draft(session, model, drafter)
+    tree = trees.parse(options.tree)
+    if drafter == LOOKUP:
+        name, method, takes = "prompt lookup", LOOKUP, ("depth", "width", "max_ngram", "min_ngram")
+    else:
+        _, checkpoint = queries.find_model(session, model)
+        if checkpoint is None or checkpoint.method not in METHODS:
+            raise NotFound(f"There is no draft {model!r}; choose another.")
+        name, method, takes = checkpoint.name, checkpoint.method, METHODS[checkpoint.method].drafting
     rest = set(tree) - {"drafter"}
     if tree.get("drafter", method) == method and rest <= set(takes):
         return
     invalid = ", ".join(sorted(rest - set(takes)) or [str(tree.get("drafter"))])[:80]
     raise BadInput(f"Tree: {name} takes {' and '.join(takes)}, not {invalid}; enter another tree, or own.")
-
-
-def _draft(session: Session, model: str, drafter: str) -> tuple[str, str, tuple[str, ...]]:
-    """(name of the draft, name of its drafter, supported options)."""
-    if drafter == LOOKUP:
-        return "prompt lookup", LOOKUP, LOOKUP_OPTIONS
-    _, checkpoint = queries.find_model(session, model)
-    if checkpoint is None or checkpoint.method not in METHODS:
-        raise NotFound(f"There is no draft {model!r}; choose another.")
-    return checkpoint.name, checkpoint.method, METHODS[checkpoint.method].drafting

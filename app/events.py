@@ -48,7 +48,8 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.delete("/runs/{run_id}")
     def remove(run_id: str) -> dict[str, Any]:
-        turns.remove_turn(settings, run_id)
+        with writing(settings) as session:
+            chats.remove_turn(session, run_id)
         return {"id": run_id, "removed": True}
 
     @router.post("/runs/{run_id}/cancel")
@@ -98,7 +99,8 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.delete("/comparisons/{group_id}")
     def remove_comparison(group_id: str) -> dict[str, Any]:
-        turns.remove_comparison(settings, group_id)
+        with writing(settings) as session:
+            runs.remove_comparison(session, group_id)
         return {"id": group_id, "removed": True}
 
     return router

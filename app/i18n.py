@@ -57,7 +57,12 @@ def in_language(tag: str) -> Iterator[None]:
 
 def script_messages() -> dict[str, str]:
     """English text → translation, of the texts of the scripts (app/static/dom.js: t)."""
-    return _script_messages(_language.get())
+    found: dict[str, str] = {}
+    for one in _messages(language()) if language() != "en" else ():
+        if one.id and any(file.startswith(SCRIPTS) for file, _ in one.locations):
+            texts, translated = ([value] if isinstance(value, str) else value for value in (one.id, one.string))
+            found |= {texts[0]: translated[0], texts[-1]: translated[-1]}  # a message may have plural forms
+    return {text: translation for text, translation in found.items() if translation}
 
 
 def preferred(cookie: str, accepted: str) -> str:
@@ -97,18 +102,6 @@ def _catalogue(tag: str) -> gettext.NullTranslations:
     write_mo(compiled, _messages(tag))
     compiled.seek(0)
     return gettext.GNUTranslations(compiled)
-
-
-@cache
-def _script_messages(tag: str) -> dict[str, str]:
-    if tag == "en":
-        return {}
-    found = {}
-    for one in _messages(tag):
-        if one.id and any(file.startswith(SCRIPTS) for file, _ in one.locations):
-            texts, translated = ([value] if isinstance(value, str) else value for value in (one.id, one.string))
-            found |= {texts[0]: translated[0], texts[-1]: translated[-1]}  # a message may have plural forms
-    return {text: translation for text, translation in found.items() if translation}
 
 
 def _messages(tag: str) -> Any:

@@ -6,8 +6,8 @@ import hmac
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -27,7 +27,6 @@ from app.gradio_gate import GradioGate
 from app.i18n import RequestLanguage, language, t
 from app.page_sessions import use_page_sessions
 from app.paths import MOVED, PAGES
-from app.sessions import session_key
 from app.theme import STATIC, Static, head, template, theme
 from app.uploads import Uploads
 from app.views import shell
@@ -41,13 +40,8 @@ from speculoos.guard import PAGES_POLICY, RequestGuard
 from speculoos.private import set_private_umask
 from speculoos.settings import Settings, load
 from tracking.db import writing
+from tracking.logins import session_key
 from tracking.processes import heartbeats_during
-
-KEEP_ALIVE_SECONDS = 75
-"""Longer than clients and proxies keep idle connections, so that none sends into a connection that is being closed."""
-UNUSED_QUEUE_SECONDS = 1.0
-"""Poll interval of Gradio's queue, which no event uses and app/gradio_gate.py blocks. Gradio's default is 1,100 polls
-per second, 4 % of a core."""
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -66,10 +60,10 @@ def make_app(settings: Settings) -> FastAPI:
     web_metrics = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)
     for name in MOVED:
-        app.add_api_route(f"/{name}", redirect_to(PAGES[name]), include_in_schema=False)
-    mount_pages(app, settings)  # after all other routes: Gradio handles every remaining path, including its own /login
-    if settings.metrics_token:
-        app.add_middleware(metrics.Scraper, metrics=web_metrics, token=settings.metrics_token)
+        app.add_api_route(f"/{name}", partial(redirect, PAGES[name]))
+    # after all other routes: Gradio handles every remaining path, including its own /login
+    mount_gradio(app, settings)
+    app.routes[-1].app = ByLanguage(app.routes[-1].app, settings)  # type: ignore[attr-defined]
     app.add_middleware(
         RequestGuard,
         port=settings.port,
@@ -102,13 +96,6 @@ class ByLanguage:
         return app.routes[-1].app  # type: ignore[attr-defined]
 
 
-def mount_pages(app: FastAPI, settings: Settings) -> None:
-    """Mount the pages at `/`."""
-    mount_gradio(app, settings)
-    mount = app.routes[-1]
-    mount.app = ByLanguage(mount.app, settings)  # type: ignore[attr-defined]
-
-
 def mount_gradio(app: FastAPI, settings: Settings) -> None:
     """Mount the Gradio pages at `/`, with all features disabled that the pages do not use."""
     folder = settings.home / "uploads"
@@ -121,8 +108,9 @@ def mount_gradio(app: FastAPI, settings: Settings) -> None:
         warnings.filterwarnings("ignore", message="SSR mode")  # emitted even if SSR is off
         texts = {"title": t("Page not found"), "lead": t("There is no page at this address.")}
         texts |= {"home": t("Home"), "search": t("Search"), "bar": shell.bar("", settings.asks_login)}
-        missing = template("missing.html", head=head(), language=language(), **texts)
-        gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=head(), missing=missing)
+        texts |= {"head": (tags := head()), "language": language()}
+        missing = template("missing.html", **texts)
+        gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=tags, missing=missing)
         gr.mount_gradio_app(
             app,
             pages,
@@ -139,8 +127,8 @@ def mount_gradio(app: FastAPI, settings: Settings) -> None:
             theme=theme(),
         )
     use_page_sessions(app, pages)
-    queue = pages._queue
-    queue.sleep_when_free = queue.progress_update_sleep_when_free = UNUSED_QUEUE_SECONDS
+    queue = pages._queue  # no event uses it, but by default it polls 1,100 times per second: 4 % of a core
+    queue.sleep_when_free = queue.progress_update_sleep_when_free = 1.0
 
 
 def make_pages(settings: Settings) -> gr.Blocks:
@@ -168,19 +156,9 @@ def build_page(name: str, settings: Settings) -> None:
         page.elem_classes.append("sp-curtain")  # hidden by the style sheet until its rows are loaded
 
 
-def redirect_to(path: str) -> Callable[[Request], Response]:
-    """A handler that redirects to `path` with the query of the request."""
-
-    def redirect(request: Request) -> Response:
-        return RedirectResponse(f"{path}?{request.url.query}".rstrip("?"), status_code=308)
-
-    return redirect
-
-
-def register_starter(settings: Settings) -> None:
-    """Add the installed starter model to the list of models, if there is one."""
-    with suppress(SpeculoosError), writing(settings) as session:
-        ensure_starter(session, settings)
+def redirect(path: str, request: Request) -> Response:
+    """Redirect to `path` with the query of the request."""
+    return RedirectResponse(f"{path}?{request.url.query}".rstrip("?"), status_code=308)
 
 
 def main() -> int:
@@ -193,7 +171,8 @@ def main() -> int:
     except SpeculoosError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    register_starter(settings)
+    with suppress(SpeculoosError), writing(settings) as session:
+        ensure_starter(session, settings)
     raise_open_file_limit()
     with heartbeats_during(settings, "web"):
         app = make_app(settings)
@@ -206,7 +185,7 @@ def main() -> int:
             http=BoundedConnection,
             log_config=None,
             log_level="warning",
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=75,  # longer than clients and proxies, so that none sends into a closing connection
         )
     return 0
 

@@ -4,9 +4,6 @@ Metrics of jobs come from rows (ops/metrics.py); metrics of requests are counted
 contain ids, names or paths chosen by users.
 """
 
-import asyncio
-import hashlib
-import hmac
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -132,30 +129,6 @@ def route_names(pages: Collection[str], routes: Iterable[BaseRoute]) -> Callable
         return next((route.path for route in own if route.matches(scope)[0] != Match.NONE), "other")
 
     return name
-
-
-class Scraper:
-    """ASGI middleware before the login: requests with the metrics token may read `/metrics`, and nothing else."""
-
-    def __init__(self, app: Any, metrics: WebMetrics, token: str):
-        self.app, self.metrics = app, metrics
-        self._token = hashlib.sha256(token.encode()).digest()
-
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        is_scrape = scope["type"] == "http" and scope["path"] == "/metrics" and scope["method"] == "GET"
-        headers = Request(scope).headers if is_scrape else {}
-        if "authorization" not in headers:
-            await self.app(scope, receive, send)
-        elif self._is_token(headers["authorization"]):
-            answer = await asyncio.to_thread(self.metrics.answer, headers.get("accept", ""))
-            await answer(scope, receive, send)
-        else:
-            await Response("Wrong metrics token.\n", status_code=401, media_type="text/plain")(scope, receive, send)
-
-    def _is_token(self, header: str) -> bool:
-        kind, _, token = header.partition(" ")
-        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
-        return kind.lower() == "bearer" and hmac.compare_digest(digest, self._token)
 
 
 def _is_stream(message: dict[str, Any]) -> bool:

@@ -5,15 +5,14 @@ The run row is written first, then its id is posted to the inference server; an 
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app import drafting as drafts
-from app import inference
-from app.drafting import Drafting, TurnSampling
+from app import drafting, inference
+from app.drafting import TurnOptions
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import chats, queries, runs
@@ -23,7 +22,6 @@ from tracking.tables import Base, Checkpoint, Evaluation, Run, new_id
 
 ID = re.compile(r"[0-9a-f]{32}")
 PROMPT_LIMIT = 200_000  # maximum number of characters of a prompt
-DEFAULT_DRAFTING = Drafting()
 PROMPT_NOT_STORED = "This prompt is not stored with the evaluation. Measure again, or enter it in the Playground."
 
 
@@ -32,9 +30,8 @@ def next_turn(
     chat_id: str,
     model: str,
     prompt: str,
-    sampling: TurnSampling,
+    options: TurnOptions,
     drafter: str = "",
-    drafting: Drafting = DEFAULT_DRAFTING,
     *,
     after: str | None = None,
 ) -> tuple[Run, str]:
@@ -45,14 +42,15 @@ def next_turn(
     running.
     """
     prompt = _checked(prompt)
-    check_surrogates(sampling.system, "The system prompt")
+    check_surrogates(options.system, "The system prompt")
     check_surrogates(model + drafter, "The name of the model")
     with writing(settings) as session:
-        speculation = _speculation(session, model, drafter, drafting, sampling)
+        speculation = _speculation(session, model, drafter, options)
         turns = _ended(runs.group_runs(session, chat_id) if ID.fullmatch(chat_id) else [])
-        path = _path(turns, after)
-        messages = [*history(path, sampling.system, opening_messages(turns)), {"role": "user", "content": prompt}]
-        request = {**_request(messages, sampling, speculation), chats.KEY: _chat_fields(turns, path)}
+        path = chats.path_after(turns, after)
+        earlier = chats.history(path, options.system, chats.opening_messages(turns))
+        messages = [*earlier, {"role": "user", "content": prompt}]
+        request = {**_request(messages, options, speculation), chats.KEY: chats.new_fields(turns, path)}
         group = turns[0].group_id if turns else new_id()
         run = runs.create_run(session, "chat", model, request, group, path[-1].position + 1 if path else 0)
     return run, start(settings, run.id)
@@ -69,7 +67,7 @@ def continue_turn(settings: Settings, run_id: str) -> dict[str, Any]:
         cut = turn.state == "CANCELLED" or turn.summary.get("finish") == "length"
         if turn.kind != "chat" or not turn.text or not cut:
             raise Conflict("This response is complete and cannot be continued. Send the next prompt.")
-        chat_fields = {**_chat_fields(turns, [turn]), "continues": turn.id}
+        chat_fields = {**chats.new_fields(turns, [turn]), "continues": turn.id}
         request = {**turn.request, chats.KEY: chat_fields}
         run = runs.create_run(session, "chat", turn.model, request, turn.group_id, turn.position + 1)
     inference.start(settings, run.id)
@@ -80,76 +78,6 @@ def _ended(turns: list[Run]) -> list[Run]:
     if any(turn.state not in runs.ENDED for turn in turns):
         raise BadInput("The last response is still being generated; wait for it or stop it first.")
     return turns
-
-
-def _path(turns: list[Run], after: str | None) -> list[Run]:
-    """The turns before the new one."""
-    if after is None:
-        return chats.turns_on_path(turns)
-    ids = chats.turn_path_ids(after, chats.previous_turns(turns))
-    return [next(turn for turn in turns if turn.id == turn_id) for turn_id in ids]
-
-
-def _chat_fields(turns: list[Run], path: list[Run]) -> dict[str, str]:
-    """The chat fields of a new turn's request: its predecessor, and the chat's name if set."""
-    named = {"name": name} if turns and (name := chats.chat_fields(turns[0]).get("name")) else {}
-    return {"after": path[-1].id if path else "", **named}
-
-
-def opening_messages(turns: list[Run]) -> list[dict[str, str]]:
-    """The messages before a chat's first prompt: none, or the earlier turns of a prompt from an evaluation or a
-    recording, with their own system prompt, which is not in a field of the page."""
-    if not turns:
-        return []
-    shown = turns[0].request["messages"][:-1]
-    return [m for m in shown if m["role"] != "system" or "after" not in chats.chat_fields(turns[0])]
-
-
-def history(turns: list[Run], system: str = "", opening: Sequence[dict[str, str]] = ()) -> list[dict[str, str]]:
-    """The messages so far, after those of `opening`: each prompt with its whole response, without failed turns. The
-    page's system prompt takes precedence over that of `opening`."""
-    system = system.strip() or next((m["content"] for m in opening if m["role"] == "system"), "")
-    messages = [{"role": "system", "content": system}] if system else []
-    messages += [dict(m) for m in opening if m["role"] != "system"]
-    for turn in turns:
-        if turn.state == "FAILED" or not turn.text:
-            continue
-        if chats.chat_fields(turn).get("continues"):
-            messages.pop()
-        else:
-            messages.append(turn.request["messages"][-1])
-        messages.append({"role": "assistant", "content": chats.whole_response(turn, turns)})
-    return messages
-
-
-def remove_turn(settings: Settings, run_id: str) -> None:
-    """Delete an ended run of a chat and its measurements.
-
-    Raises NotFound, or Conflict while it runs.
-    """
-    with writing(settings) as session:
-        run = runs.get_run(session, run_id)
-        if run.state not in runs.ENDED:
-            raise Conflict("This response is still being generated; stop it first.")
-        if run.kind != "chat":
-            raise Conflict("This response belongs to a comparison or another response; delete that one.")
-        if run_id in chats.previous_turns(runs.group_runs(session, str(run.group_id))).values():
-            raise Conflict("Other turns follow this one; delete those first.")
-        for measured in runs.group_runs(session, run_id):
-            runs.delete_run(session, measured.id)
-        runs.delete_run(session, run_id)
-
-
-def remove_comparison(settings: Settings, group_id: str) -> None:
-    """Delete all columns of an ended comparison. Raises NotFound, or Conflict while one runs."""
-    with writing(settings) as session:
-        columns = [run for run in runs.group_runs(session, group_id) if run.kind == "compare"]
-        if not columns:
-            raise NotFound(f"There is no comparison {group_id!r}.")
-        if any(run.state not in runs.ENDED for run in columns):
-            raise Conflict("This comparison is still being measured; stop it first.")
-        for run in columns:
-            runs.delete_run(session, run.id)
 
 
 def measure_plain(settings: Settings, run_id: str, again: bool = False) -> dict[str, Any]:
@@ -169,29 +97,23 @@ def measure_plain(settings: Settings, run_id: str, again: bool = False) -> dict[
 
 
 def new_comparison(
-    settings: Settings,
-    targets: list[tuple[str, str]],
-    prompt: str,
-    sampling: TurnSampling,
-    drafting: Drafting = DEFAULT_DRAFTING,
+    settings: Settings, targets: list[tuple[str, str]], prompt: str, options: TurnOptions
 ) -> tuple[str, str]:
     """Run a prompt on 2 to 4 (model, drafter) targets, one column each, measured one after another in order or, every
-    second time, in reverse order. `drafting` applies to targets with a draft. Returns the comparison's id, and an error
+    second time, in reverse order. Returns the comparison's id, and an error
     message if it could not start, otherwise ""."""
     if not 2 <= len(targets) <= 4:
         raise BadInput("Choose two to four targets to compare.")
-    check_surrogates(sampling.system, "The system prompt")
+    check_surrogates(options.system, "The system prompt")
     check_surrogates("".join(map("".join, targets)), "The name of a model")
-    system = [{"role": "system", "content": sampling.system.strip()}] if sampling.system.strip() else []
-    messages = [*system, {"role": "user", "content": _checked(prompt)}]
-    if sampling.temperature and sampling.seed is None:
-        sampling = replace(sampling, seed=secrets.randbelow(2**31))  # the same seed for all columns
+    messages = [*chats.history([], options.system), {"role": "user", "content": _checked(prompt)}]
+    if options.temperature and options.seed is None:
+        options = replace(options, seed=secrets.randbelow(2**31))  # the same seed for all columns
     with writing(settings) as session:
         backwards = runs.next_backwards(session)
-        options = [(m, _speculation(session, m, d, drafting, sampling)) for m, d in targets]
-        columns = runs.create_comparison(
-            session, [(m, _request(messages, sampling, speculation)) for m, speculation in options], backwards
-        )
+        speculations = [(m, _speculation(session, m, d, options)) for m, d in targets]
+        requests = [(m, _request(messages, options, speculation)) for m, speculation in speculations]
+        columns = runs.create_comparison(session, requests, backwards)
     reason = start(settings, columns[0].id)
     if reason:
         with writing(settings) as session:
@@ -202,10 +124,8 @@ def new_comparison(
 
 def chat_of(settings: Settings, chat_id: str) -> list[Run]:
     """The turns of a chat; empty if the id is unknown."""
-    if not ID.fullmatch(chat_id):
-        return []
     with reading(settings) as session:
-        return runs.group_runs(session, chat_id)
+        return runs.group_runs(session, chat_id) if ID.fullmatch(chat_id) else []
 
 
 def start(settings: Settings, run_id: str) -> str:
@@ -217,18 +137,17 @@ def start(settings: Settings, run_id: str) -> str:
     return ""
 
 
-def _speculation(
-    session: Session, model: str, drafter: str, drafting: Drafting, sampling: TurnSampling
-) -> dict[str, Any]:
+def _speculation(session: Session, model: str, drafter: str, options: TurnOptions) -> dict[str, Any]:
     """Speculation options of a request; {} for plain decoding. Raises BadInput."""
-    has_draft = bool(drafter or split_model(model)[1])
-    if has_draft and drafting != DEFAULT_DRAFTING:
-        drafts.check(session, drafting, model, drafter, sampling.temperature)
-    return drafting.speculation(drafter) if has_draft else {}
+    if not (drafter or split_model(model)[1]):
+        return {}
+    if options.speculation():
+        drafting.check(session, options, model, drafter)
+    return options.speculation(drafter)
 
 
-def _request(messages: list[dict[str, str]], sampling: TurnSampling, speculation: dict[str, Any]) -> dict[str, Any]:
-    request = {"messages": messages, **sampling.parameters()}
+def _request(messages: list[dict[str, str]], options: TurnOptions, speculation: dict[str, Any]) -> dict[str, Any]:
+    request = {"messages": messages, **options.parameters()}
     return {**request, "speculation": speculation} if speculation else request
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from gradio.context import LocalContext
 from starlette.requests import Request
 
-LOGIN = "speculoos.login"  # key of the app.sessions.Visitor in the scope of a request with a login
+LOGIN = "speculoos.login"  # key of the tracking.logins.Visitor in the scope of a request with a login
 BROWSER = "speculoos-browser"  # cookie that identifies a browser without a login
 
 
@@ -23,7 +23,7 @@ def is_secure(request: Request) -> bool:
 
 
 def visitor_of(request: Any) -> Any | None:
-    """The app.sessions.Visitor of a `gr.Request` or of a request of an API route; None without logins."""
+    """The tracking.logins.Visitor of a `gr.Request` or of a request of an API route; None without logins."""
     plain = getattr(request, "request", None) or request
     return getattr(plain, "scope", {}).get(LOGIN)
 

@@ -98,6 +98,46 @@ def whole_response(turn: Run, way: Sequence[Run]) -> str:
     return "".join(parts)
 
 
+def path_after(turns: list[Run], after: str | None) -> list[Run]:
+    """The turns before a new one that follows the turn `after` ("": none; None: the last one)."""
+    if after is None:
+        return turns_on_path(turns)
+    ids = turn_path_ids(after, previous_turns(turns))
+    return [next(turn for turn in turns if turn.id == turn_id) for turn_id in ids]
+
+
+def new_fields(turns: list[Run], path: list[Run]) -> dict[str, str]:
+    """The chat fields of a new turn's request: its predecessor, and the chat's name if set."""
+    named = {"name": name} if turns and (name := chat_fields(turns[0]).get("name")) else {}
+    return {"after": path[-1].id if path else "", **named}
+
+
+def opening_messages(turns: list[Run]) -> list[dict[str, str]]:
+    """The messages before a chat's first prompt: none, or the earlier turns of a prompt from an evaluation or a
+    recording, with their own system prompt, which is not in a field of the page."""
+    if not turns:
+        return []
+    shown = turns[0].request["messages"][:-1]
+    return [m for m in shown if m["role"] != "system" or "after" not in chat_fields(turns[0])]
+
+
+def history(turns: list[Run], system: str = "", opening: Sequence[dict[str, str]] = ()) -> list[dict[str, str]]:
+    """The messages so far, after those of `opening`: each prompt with its whole response, without failed turns. The
+    page's system prompt takes precedence over that of `opening`."""
+    system = system.strip() or next((m["content"] for m in opening if m["role"] == "system"), "")
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [dict(m) for m in opening if m["role"] != "system"]
+    for turn in turns:
+        if turn.state == "FAILED" or not turn.text:
+            continue
+        if chat_fields(turn).get("continues"):
+            messages.pop()
+        else:
+            messages.append(turn.request["messages"][-1])
+        messages.append({"role": "assistant", "content": whole_response(turn, turns)})
+    return messages
+
+
 def continued_token_ids(session: Session, turn: Run) -> list[int]:
     """Token ids of the response that `turn` continues; empty if it continues none. Raises NotFound."""
     if not (earlier := chat_fields(turn).get("continues")):
@@ -141,6 +181,20 @@ def remove(session: Session, chat_id: str) -> None:
     ids = list(states)
     session.execute(delete(RunStep).where(RunStep.run_id.in_(ids)))
     session.execute(delete(Run).where(Run.id.in_(ids)))
+
+
+def remove_turn(session: Session, run_id: str) -> None:
+    """Delete an ended turn and its baseline runs. Raises NotFound, or Conflict while it runs or if others follow it."""
+    run = runs.get_run(session, run_id)
+    if run.state not in runs.ENDED:
+        raise Conflict("This response is still being generated; stop it first.")
+    if run.kind != KIND:
+        raise Conflict("This response belongs to a comparison or another response; delete that one.")
+    if run_id in previous_turns(runs.group_runs(session, str(run.group_id))).values():
+        raise Conflict("Other turns follow this one; delete those first.")
+    for measured in runs.group_runs(session, run_id):
+        runs.delete_run(session, measured.id)
+    runs.delete_run(session, run_id)
 
 
 def _turns(session: Session, chat_id: str) -> list[Run]:

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import and_, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from speculoos.errors import NotFound
+from speculoos.errors import Conflict, NotFound
 from tracking.tables import Run, RunStep, new_id, now
 from tracking.values import storable
 
@@ -122,6 +122,17 @@ def delete_run(session: Session, run_id: str) -> None:
     if get_run(session, run_id).state in ENDED:
         session.execute(delete(RunStep).where(RunStep.run_id == run_id))
         session.execute(delete(Run).where(Run.id == run_id))
+
+
+def remove_comparison(session: Session, group_id: str) -> None:
+    """Delete all columns of an ended comparison. Raises NotFound, or Conflict while one runs."""
+    columns = [run for run in group_runs(session, group_id) if run.kind == "compare"]
+    if not columns:
+        raise NotFound(f"There is no comparison {group_id!r}.")
+    if any(run.state not in ENDED for run in columns):
+        raise Conflict("This comparison is still being measured; stop it first.")
+    for run in columns:
+        delete_run(session, run.id)
 
 
 def run_view(run: Run) -> dict[str, Any]:

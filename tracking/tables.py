@@ -309,7 +309,7 @@ class ApiKey(Named, Table):
 
 class Login(Table):
     """A logged-in browser; its cookie is valid while this row exists. The id is a keyed digest of the cookie, see
-    app.sessions."""
+    tracking.logins."""
 
     __tablename__ = "logins"
 

@@ -6,15 +6,15 @@ import gradio as gr
 from sqlalchemy import select
 
 from app import turns
-from app.drafting import Drafting
+from app.drafting import TurnOptions
 from app.i18n import t
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
-from app.widgets.fields import drafting_values, dropdown, sampling_values, settings_drawer, turn_options_of
+from app.widgets.fields import dropdown, option_values, options_of, settings_drawer
 from app.widgets.formatting import ago
+from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from models.methods import trees
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import runs
 from tracking.db import reading
@@ -24,34 +24,17 @@ MOST = 4
 RECENT = 8
 
 
-def recent(settings: Settings) -> list[tuple[str, str, str]]:
-    """(id, prompt, when) of the last comparisons, newest first."""
+def recent(settings: Settings) -> str:
+    """Links to the last comparisons, newest first; "" without any."""
+    rows = ""
     with reading(settings) as session:
         heads = select(Run).where(Run.kind == "compare", Run.group_id.is_not(None), Run.position == 0)
         latest = session.scalars(heads.order_by(Run.created_at.desc()).limit(4 * RECENT)).all()
         compared = [run for run in latest if len(runs.group_runs(session, str(run.group_id))) > 1]
-        return [(str(r.group_id), r.request["messages"][-1]["content"], ago(r.created_at)) for r in compared[:RECENT]]
-
-
-def start(
-    settings: Settings,
-    values: list[str],
-    prompt: str,
-    sampling: turns.TurnSampling,
-    drafting: Drafting = turns.DEFAULT_DRAFTING,
-) -> tuple[str, str]:
-    """(comparison id, error as HTML). Plain targets come first, so that the others are compared with them. Raises what
-    turns.new_comparison raises."""
-    chosen = sorted((targets.parse(v) for v in values or []), key=lambda t: (bool(t.drafter), "@" in t.model))
-    group, error = turns.new_comparison(settings, chosen, prompt, sampling, drafting)
-    return group, notice(error, "bad") if error else ""
-
-
-def render_recent(items: list[tuple[str, str, str]]) -> str:
-    rows = ""
-    for group, prompt, when in items:
-        link = tag("a", safe(prompt[:90] or "…"), href=f"/playground/compare?comparison={group}")
-        rows += tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
+        for run in compared[:RECENT]:
+            prompt = run.request["messages"][-1]["content"][:90] or "…"
+            link = tag("a", safe(prompt), href=f"/playground/compare?comparison={run.group_id}")
+            rows += tag("li", link + " " + tag("span", safe(ago(run.created_at)), class_="sp-hint"))
     heading = tag("h2", t("Earlier comparisons"), class_="sp-section")
     return heading + tag("ul", rows, class_="sp-recent") if rows else ""
 
@@ -65,7 +48,7 @@ def build(settings: Settings) -> None:
     with gr.Row(elem_classes="sp-actions"):
         run = gr.Button(t("Compare"), variant="primary", elem_id="compare-run", scale=0, min_width=110, size="md")
         stop = stop_button("compare-stop")
-        sampling, drafting = settings_drawer()
+        options = settings_drawer()
     problem = block(elem_id="problem")
     group = hidden("comparison-id")
     block('<div data-sp="compare" class="sp-compare"></div>', elem_id="stage")
@@ -76,34 +59,35 @@ def build(settings: Settings) -> None:
         with reading(settings) as session:
             choices = targets.all_targets(session)
         query = dict(request.query_params)
-        values, text, drafts, sampled = opening(settings, query, choices)
-        options = [*sampling_values(sampled), *drafting_values(drafts)]
-        return gr.Dropdown(choices=choices, value=values), text, render_recent(recent(settings)), *options
+        values, text, given = opening(settings, query, choices)
+        dropdown = gr.Dropdown(choices=choices, value=values)
+        return dropdown, text, recent(settings), *option_values(given)
 
-    def started(values, text: str, *fields: Any):
-        try:
-            return start(settings, values, text, *turn_options_of(*fields))
-        except SpeculoosError as error:
-            return "", notice(str(error), "bad")
+    @show_errors("")
+    def started(values: list[str] | None, text: str, *fields: Any) -> tuple[str, str]:
+        """Plain targets come first, so that the others are compared with them."""
+        chosen = sorted(map(targets.parse, values or []), key=lambda each: (bool(each.drafter), "@" in each.model))
+        group, error = turns.new_comparison(settings, chosen, text, options_of(*fields))
+        return notice(error, "bad") if error else "", group
 
-    on_load(load, [chosen, prompt, earlier, *sampling, *drafting])
-    step = run.click(started, [chosen, prompt, *sampling, *drafting], [group, problem], **QUIET)
+    on_load(load, [chosen, prompt, earlier, *options])
+    step = run.click(started, [chosen, prompt, *options], [problem, group], **QUIET)
     step.then(None, group, None, js="(id) => { window.speculoos.compare.open(id); }", api_visibility="private")
 
 
 def opening(
     settings: Settings, query: dict[str, str], choices: list[tuple[str, str]]
-) -> tuple[list[str], str, Drafting, turns.TurnSampling]:
-    """Initial targets, prompt, speculation and sampling options: those of the comparison or the query in the URL; by
+) -> tuple[list[str], str, TurnOptions]:
+    """Initial targets, prompt and options: those of the comparison or the query in the URL; by
     default the first two targets, which are plain decoding of the first base and its best draft or prompt lookup."""
     known = [value for _, value in choices]
     with reading(settings) as session:
         columns = runs.group_runs(session, query.get("comparison", ""))
     if not columns:
         chosen = [v for v in query.get("models", "").split(",") if v in known]
-        drafting = Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
-        return chosen or known[:2], query.get("prompt", "")[:2000], drafting, turns.TurnSampling()
+        given = TurnOptions(tree=query.get("tree", "")[: trees.MAX_CHARACTERS])
+        return chosen or known[:2], query.get("prompt", "")[:2000], given
     values = [value for run in columns if (value := targets.value_of(run)) in known]
-    changed = [options for run in columns if (options := Drafting.of(run.request)) != turns.DEFAULT_DRAFTING]
-    request, drafting = columns[0].request, changed[0] if changed else turns.DEFAULT_DRAFTING
-    return values, request["messages"][-1]["content"], drafting, turns.TurnSampling.of(request)
+    used = [TurnOptions.of(run.request) for run in columns]
+    prompt = columns[0].request["messages"][-1]["content"]
+    return values, prompt, next((options for options in used if options.speculation()), used[0])

@@ -8,7 +8,7 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app import arrivals, previews, visitor
+from app import arrivals, visitor
 from app.i18n import N_, plural, t
 from app.links import on_event_open
 from app.views import data_view
@@ -35,6 +35,7 @@ from app.widgets.list_query import ListQuery, filtered_query
 from app.widgets.picker import live, pager
 from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
+from models import data_rows
 from ops.homes import names
 from speculoos.settings import Settings
 from tracking import listing, queries
@@ -210,10 +211,10 @@ class RowsBrowser:
             return [notice(waits, "info"), gr.Button(visible=False), gr.Button(visible=False), ""]
         known = positions.split(",")[:MAX_PAGES] if positions else []
         folder = arrivals.files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id
-        rows = previews.rows_from(folder, known[-1] if known else "", search[:MAX_SEARCH_LENGTH])
-        masks = {} if search.strip() or known else previews.masked_rows(folder)
+        rows = data_rows.rows_from(folder, known[-1] if known else "", search[:MAX_SEARCH_LENGTH])
+        masks = {} if search.strip() or known else data_rows.masked_rows(folder)
         html = data_view.preview(rows.rows, masks, search)
         if not rows.whole:
-            early = t("Searched {size} MB; “Next” continues the search.", size=previews.MOST_READ >> 20)
+            early = t("Searched {size} MB; “Next” continues the search.", size=data_rows.MOST_READ >> 20)
             html += tag("p", safe(early), class_="sp-lead")
         return [html, gr.Button(visible=bool(known)), gr.Button(visible=bool(rows.next)), ",".join([*known, rows.next])]

@@ -6,11 +6,11 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import turns
-from app.drafting import Drafting
+from app.drafting import TurnOptions
 from app.i18n import t
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, stop_button
-from app.widgets.fields import BARE, drafting_values, dropdown, sampling_values, settings_drawer, turn_options_of
+from app.widgets.fields import BARE, dropdown, option_values, options_of, settings_drawer
 from app.widgets.text import tag
 from models.methods import trees
 from speculoos.errors import SpeculoosError
@@ -32,8 +32,7 @@ class PlaygroundLink(NamedTuple):
     why_off: str
     chat: str = ""
     prompt: str = ""
-    drafting: Drafting = turns.DEFAULT_DRAFTING
-    sampling: turns.TurnSampling = turns.TurnSampling()
+    options: TurnOptions = TurnOptions()
 
 
 def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
@@ -47,10 +46,10 @@ def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
         base = base_name if base_name in bases else (bases[0] if bases else "")
         wanted = draft if model and base == base_name else None
         drafts, draft, off = drafts_of_base(session, base, wanted)
-    drafting = Drafting.of(last.request) if last else Drafting(query.get("tree", "")[: trees.MAX_CHARACTERS])
+    given = TurnOptions(tree=query.get("tree", "")[: trees.MAX_CHARACTERS])
+    options = TurnOptions.of(last.request) if last else given
     known_chat, prompt = query.get("chat", "") if chat else "", query.get("prompt", "")[:2000]
-    sampling = turns.TurnSampling.of(last.request) if last else turns.TurnSampling()
-    return PlaygroundLink(base, draft, bases, drafts, off, known_chat, prompt, drafting, sampling)
+    return PlaygroundLink(base, draft, bases, drafts, off, known_chat, prompt, options)
 
 
 def drafts_of_base(session: Session, base: str, wanted: str | None = None) -> tuple[list[tuple[str, str]], str, str]:
@@ -70,7 +69,7 @@ def build(settings: Settings) -> None:
         draft = dropdown([], label=t("Draft"), elem_id="draft", filterable=True, min_width=160)
         views = {"class_": "sp-views", "role": "group", "aria_label": t("View of the responses")}
         block(tag("div", data_sp="views", **views), elem_id="views")
-        sampling, drafting = settings_drawer()
+        options = settings_drawer()
     off = block(elem_id="why-off")
     block('<div data-sp="chat" class="sp-stage"></div>', elem_id="stage")
     with gr.Column(elem_classes="sp-composer"):
@@ -84,15 +83,15 @@ def build(settings: Settings) -> None:
         new = gr.Button(t("New chat"), elem_id="new-chat", size="md")
         block(tag("nav", data_sp="history", aria_label=t("Chats")), elem_id="history")
     chat_id = hidden("chat-id")
-    wire_pickers(settings, base, draft, off, prompt, chat_id, [*sampling, *drafting])
+    wire_pickers(settings, base, draft, off, prompt, chat_id, options)
 
     def sent(position: str, base: str, draft: str, text: str, *fields: Any):
         try:
-            return send_turn(settings, position, base, draft, text, *turn_options_of(*fields))
+            return send_turn(settings, position, base, draft, text, options_of(*fields))
         except SpeculoosError as error:
             return (position or "").partition("/")[0], text, notice(str(error), "bad")
 
-    inputs = [chat_id, base, draft, prompt, *sampling, *drafting]
+    inputs = [chat_id, base, draft, prompt, *options]
     step = gr.on([send.click, prompt.submit], sent, inputs, [chat_id, prompt, problem], js=PROMPT_POSITION, **QUIET)
     step.then(None, chat_id, None, js="(id) => { window.speculoos.chat.open(id); }", api_visibility="private")
     stop.click(None, js="() => { window.speculoos.chat.stop(); }", api_visibility="private")
@@ -106,8 +105,7 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, options) -> None:
         start = opening(settings, dict(request.query_params))
         bases = gr.Dropdown(choices=start.bases, value=start.base or None)
         drafts = gr.Dropdown(choices=start.drafts, value=start.draft)
-        options = [*sampling_values(start.sampling), *drafting_values(start.drafting)]
-        return bases, drafts, _off(start.why_off), start.prompt, start.chat, *options
+        return bases, drafts, _off(start.why_off), start.prompt, start.chat, *option_values(start.options)
 
     def picked(name: str, wanted: str | None = None):
         with reading(settings) as session:
@@ -121,21 +119,12 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, options) -> None:
         picker.change(None, [base, draft], None, js=REMEMBER, api_visibility="private")
 
 
-def send_turn(
-    settings: Settings,
-    position: str,
-    base: str,
-    draft: str,
-    text: str,
-    sampling: turns.TurnSampling,
-    drafting: Drafting = turns.DEFAULT_DRAFTING,
-) -> tuple:
+def send_turn(settings: Settings, position: str, base: str, draft: str, text: str, options: TurnOptions) -> tuple:
     """(chat id, prompt left in its field, error as HTML). `position` is the chat and, after a slash, the turn to follow
     ("" restarts the chat). Raises what turns.next_turn raises."""
     model, drafter = targets.target(base or "", draft or "")
     chat, follows, after = (position or "").partition("/")
-    place = after if follows else None
-    run, error = turns.next_turn(settings, chat, model, text, sampling, drafter, drafting, after=place)
+    run, error = turns.next_turn(settings, chat, model, text, options, drafter, after=after if follows else None)
     return run.group_id, text if error else "", ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app import visitor
-from app.draft_source import LAYOUTS, SOURCES, DraftForm, files_of, link_uploads, request_of
+from app.draft_source import LAYOUTS, SOURCES, draft_request, link_uploads
 from app.i18n import N_, t
 from app.links import on_event_open
 from app.views import choices
@@ -21,9 +21,7 @@ from app.widgets.text import safe, tag
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
-from tracking.tables import Base
 from workers.jobs.request import command_for
-from workers.jobs.requests import ImportDraft
 from workers.jobs.submit import submit
 
 LEAD = N_("Medusa, EAGLE or EAGLE-3 heads, or a small model with the base model's vocabulary.")
@@ -95,35 +93,29 @@ class AddDraft:
         return [box, files, *(values | {"drafts-base": gr.Dropdown(bases, value=base)}).values()]
 
     @show_errors(tone="warn")
-    def look(self, *values: Any) -> str:
-        """What the job will do, and the equivalent command."""
-        form = DraftForm.of(*values)
-        if form.is_empty:
+    def look(self, kind: str, base_id: str | None, location: str, uploads: list[str] | None, *more: Any) -> str:
+        """What the job will do, and the equivalent command; "" if no draft is specified yet."""
+        if not (uploads if kind == "upload" else location.strip()):
             return ""
-        request, base = self._checked(form)
-        command = command_box(command_for(request, {base.id: base.name}, form.name))
+        request = draft_request(self.settings, kind, base_id, location, uploads, *more)
+        with reading(self.settings) as session:
+            base = queries.find_base(session, request.base_id)
+        command = command_box(command_for(request, {base.id: base.name}, (more[-1] or "").strip()))
         return tag("div", tag("p", safe(t(READ)), class_="sp-hint") + command, class_="sp-stack")
 
     @show_errors("")
     def add(self, *values: Any) -> tuple[str, str]:
-        form = DraftForm.of(*values)
-        request, _ = self._checked(form)
-        link_uploads(self.settings, form, request)
+        *_, uploads, _, name = values
+        request = draft_request(self.settings, *values)
         try:
-            job = submit(request, name=form.name, user=visitor.user(), settings=self.settings)
+            if request.source == "upload":
+                link_uploads(uploads, request)
+            job = submit(request, name=(name or "").strip(), user=visitor.user(), settings=self.settings)
         except BaseException:
-            if form.kind == "upload":
+            if request.source == "upload":
                 shutil.rmtree(Path(request.location).parent, ignore_errors=True)
             raise
         return "", f"/runs?id={job.id}"
-
-    def _checked(self, form: DraftForm) -> tuple[ImportDraft, Base]:
-        """The request and its base. Raises BadInput or NotFound."""
-        request = request_of(self.settings, form)
-        with reading(self.settings) as session:
-            base = queries.find_base(session, form.base_id)
-        files_of(self.settings, form)  # raises BadInput
-        return request, base
 
 
 def hint(source: str) -> tuple[Any, Any]:

@@ -9,7 +9,6 @@ import gradio as gr
 
 from app.forms import whole
 from app.i18n import N_, t
-from app.sessions import Sessions, Visitor
 from app.views.manage import SMALL
 from app.visitor import visitor_of
 from app.widgets.elements import QUIET, block, notice, on_load, section
@@ -24,6 +23,7 @@ from speculoos.people import access_warning
 from speculoos.settings import Settings
 from tracking import keys
 from tracking.db import reading, writing
+from tracking.logins import Sessions, Visitor
 from tracking.names import LONGEST_USER, check_user
 from tracking.retention_rules import RETENTION, chosen_rules, save_rules
 

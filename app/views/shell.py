@@ -2,15 +2,11 @@
 
 from app.i18n import t
 from app.paths import NEEDS_ROWS, PAGES, PLACES, place_of
+from app.theme import asset
 from app.widgets.elements import block
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings
 
-MARK = (
-    '<svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect x="2" y="7" width="28" height="18" rx="5"'
-    ' fill="currentColor"/><path d="M8 16h4m3 0h4m3 0h2" stroke="var(--sp-surface)" stroke-width="3"'
-    ' stroke-linecap="round"/></svg>'
-)
 ICONS = (
     "M4 5h16v11H9l-4 3v-3H4z",
     "M12 3l8 4.5v9L12 21l-8-4.5v-9zM4 7.5l8 4.5 8-4.5M12 12v9",
@@ -44,7 +40,8 @@ def bar(page: str, can_log_out: bool = False) -> str:
         current = None if name != place else "page" if page == first else "true"
         links += tag("a", icon + safe(t(name)), href=PAGES[first], aria_current=current)
     at_home = "page" if page == "home" else None
-    brand = tag("a", MARK + tag("span", "Speculoos"), href="/", class_="sp-brand", aria_current=at_home)
+    mark = f'<img src="{asset("icon.svg")}" alt="" width="26" height="26">'
+    brand = tag("a", mark + tag("span", "Speculoos"), href="/", class_="sp-brand", aria_current=at_home)
     nav = tag("nav", links, class_="sp-nav", aria_label=t("Places"))
     find = t("Search") + tag("kbd", t("Ctrl K"), aria_hidden="true")
     tools = tag("button", find, class_="sp-find-button", type="button", data_sp="find")

@@ -1,7 +1,6 @@
 """Status strip on top of every page: the running job, the processes, GPUs, the disk. Reads rows only."""
 
 import shutil
-from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
 
@@ -9,7 +8,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.i18n import t
-from app.views.job_view import shown_done
+from app.paths import PAGES
+from app.views.job_view import shown_done, time_left
 from app.widgets.elements import notice
 from app.widgets.formatting import duration, size
 from app.widgets.text import safe, tag
@@ -19,12 +19,10 @@ from speculoos.gpus import Gpu, short_uuid
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.processes import FRESH, alive
-from tracking.tables import Job, Preference, now
+from tracking.tables import Job
+from tracking.workload import heartbeats
 
-LOW_DISK = 2 * 10**9
-"""Free bytes below which the strip warns."""
-ROOM_PAGE = "/settings/storage"
-"""Page to free disk space."""
+LOW_DISK = 2 * 10**9  # free bytes below which the strip warns
 EXPECTED = ("web", "worker-gpu", "worker-io", "reconciler", "inference")
 
 
@@ -32,7 +30,7 @@ def render(settings: Settings) -> str:
     """The whole strip as HTML; shows the error if the database cannot be read."""
     try:
         with reading(settings) as session:
-            parts = job_chip(session) + process_dot(heartbeat_ages(session)) + gpu_chips(session)
+            parts = job_chip(session) + process_dot(session) + gpu_chips(session)
     except SpeculoosError as error:
         parts = tag("span", safe(error), class_="sp-chip sp-bad")
     strip = tag("div", parts + disk_chip(settings.home), class_="sp-strip", role="group", aria_label=t("Workbench"))
@@ -52,29 +50,17 @@ def job_chip(session: Session) -> str:
 
 
 def job_progress(job: Job) -> str:
-    """`42% · 3 min 5 s left`, or less if the total or the time is unknown."""
+    """`42% · 3 min 5 s left`, or less if the total is unknown."""
     if not job.total:
         return job.progress_note or f"{shown_done(job)} {job.unit}".strip()
-    share = f"{min(shown_done(job) / job.total, 1.0):.0%}"
-    if job.done >= job.total:
-        return " · ".join([share, job.progress_note or t("finishing…")])
-    left = t("ETA unknown") if job.eta_seconds is None else t("{time} left", time=duration(job.eta_seconds))
-    return f"{share} · {left}"
+    last_work = job.progress_note if job.done >= job.total else ""
+    return f"{min(shown_done(job) / job.total, 1.0):.0%} · {last_work or time_left(job)}"
 
 
-def heartbeat_ages(session: Session) -> dict[str, float]:
-    """Process name → seconds since its last heartbeat in this database; of processes with the same name the latest
-    heartbeat counts."""
-    latest: dict[str, float] = {}
-    for row in session.scalars(select(Preference).where(Preference.key.startswith("process:"))):
-        name = str(row.value.get("name", row.key))
-        silent = abs((now() - row.updated_at).total_seconds())  # negative if the clock was set back
-        latest[name] = min(silent, latest.get(name, silent))
-    return dict(sorted(latest.items()))
-
-
-def process_dot(silences: Mapping[str, float]) -> str:
-    """A dot and a text; names the process with the oldest heartbeat if that is too old, and those without one."""
+def process_dot(session: Session) -> str:
+    """A dot and a text; names the process with the oldest heartbeat if that is too old, and those without one. Of
+    processes with the same name the latest heartbeat counts."""
+    silences = {name: ages[0] for name, ages in sorted(heartbeats(session).items())}
     name, seconds = max(silences.items(), key=itemgetter(1), default=("", 0.0))
     if not silences:
         words, tone = t("no worker has reported yet"), "warn"
@@ -126,4 +112,4 @@ def disk_notice(settings: Settings) -> str:
         words = t("Jobs pause: {reason}.", reason=shortage.sentence)
     else:
         return ""
-    return notice(words, "bad", ROOM_PAGE, t("Free up space"))
+    return notice(words, "bad", PAGES["storage"], t("Free up space"))

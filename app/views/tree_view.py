@@ -24,7 +24,6 @@ from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Job
 from workers.jobs.requests import Tune
 
-PRECISIONS = [(name, name) for name in DTYPES if name != "auto"]
 FASTER = N_("Plain decoding is faster on this machine: no tree makes this draft worthwhile.")
 
 
@@ -36,7 +35,7 @@ class TreeForm:
         self.live = [block(elem_id="checkpoint-tuned")]
         with gr.Column(visible=False) as box:
             with gr.Row(equal_height=True):
-                choices = [(t("Default of the settings"), ""), *PRECISIONS]
+                choices = [(t("Default of the settings"), ""), *((name, name) for name in DTYPES if name != "auto")]
                 dtype = dropdown(choices, value="", label=t("Precision"), elem_id="checkpoint-tune-dtype")
                 label = t("Save the tree in the draft if it is faster")
                 keep = gr.Checkbox(True, label=label, elem_id="checkpoint-tune-keep")

@@ -97,19 +97,13 @@ def row_note(words: object) -> str:
     return tag("span", safe(words), class_="sp-row-note") if words else ""
 
 
-def tile(name: str, value: object, note: str = "") -> str:
-    """One value: name above, value large, note small."""
-    small = tag("span", safe(note), class_="sp-tile-note") if note else ""
-    return tag(
-        "div",
-        tag("span", labelled(name), class_="sp-tile-label") + tag("span", safe(value), class_="sp-tile-value") + small,
-        class_="sp-tile",
-    )
-
-
 def tiles(items: Iterable[tuple[str, object, str]]) -> str:
-    """A row of tiles from (name, value, note)."""
-    return tag("div", "".join(tile(*item) for item in items), class_="sp-tiles")
+    """A row of values: name above, value large, note small."""
+    html = ""
+    for name, value, note in items:
+        words = tag("span", labelled(name), class_="sp-tile-label") + tag("span", safe(value), class_="sp-tile-value")
+        html += tag("div", words + (tag("span", safe(note), class_="sp-tile-note") if note else ""), class_="sp-tile")
+    return tag("div", html, class_="sp-tiles")
 
 
 def facts(items: Iterable[tuple[str, object]]) -> str:

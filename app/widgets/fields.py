@@ -6,9 +6,8 @@ from typing import Any
 import gradio as gr
 from gradio.data_classes import ListFiles
 
-from app.drafting import EXACT, TYPICAL, Drafting
+from app.drafting import EXACT, TYPICAL, TurnOptions
 from app.i18n import N_, t
-from app.turns import TurnSampling
 from app.widgets.elements import block, section
 from app.widgets.text import tag
 from speculoos.errors import BadInput
@@ -56,13 +55,10 @@ TREE = N_(
     "own: the draft's default · chain 4 · tree 4x2x1 · depth 4, top_k 8, nodes 32 (EAGLE) · or paths as in "
     "Medusa and TensorRT-LLM: [[0], [0, 0], [1]]"
 )
-RULES = {N_("Exact (lossless)"): EXACT, N_("Typical (lossy)"): TYPICAL}
-DRAFTING = 3  # number of fields of drafting in `settings_drawer`
 
 
-def settings_drawer() -> tuple[list[gr.components.Component], list[gr.components.Component]]:
-    """The button “Settings” and the drawer it opens (static/shell.js): fields of sampling, read by `sampling_of`, and
-    of drafting, read by `drafting_of`."""
+def settings_drawer() -> list[gr.components.Component]:
+    """The button “Settings” and the drawer it opens (static/shell.js), whose fields `options_of` reads."""
     button = {"type": "button", "popovertarget": "options"}
     block(tag("button", t("Settings"), class_="sp-small-button", id="options-open", **button))
     with gr.Column(elem_id="options", elem_classes="sp-drawer"):
@@ -78,48 +74,42 @@ def settings_drawer() -> tuple[list[gr.components.Component], list[gr.components
         section(t("Tree and acceptance"))
         tree = gr.Textbox("own", label=t("Tree"), info=t(TREE), lines=1, max_lines=4, elem_id="tree")
         block('<div data-sp="tree-field"></div>', elem_id="tree-picture")
-        rule = gr.Radio(
-            [(t(name), rule) for name, rule in RULES.items()], value=EXACT, label=t("Acceptance"), elem_id="acceptance"
-        )
+        rules = [(t("Exact (lossless)"), EXACT), (t("Typical (lossy)"), TYPICAL)]
+        rule = gr.Radio(rules, value=EXACT, label=t("Acceptance"), elem_id="acceptance")
         probabilities = gr.Checkbox(
             label=t("Record the base model's probabilities"),
             info=t("p of every drafted token, beside the draft's q. Steps are slower."),
             elem_id="probabilities",
         )
-    return [limit, temperature, seed, system, top_p, top_k], [tree, rule, probabilities]
+    return [limit, temperature, seed, system, top_p, top_k, tree, rule, probabilities]
 
 
-def turn_options_of(*values: Any) -> tuple[TurnSampling, Drafting]:
-    """Sampling and drafting from the values of the drawer's fields. Raises BadInput."""
-    return sampling_of(*values[:-DRAFTING]), drafting_of(*values[-DRAFTING:])
+def option_values(options: TurnOptions) -> list[Any]:
+    """Values of the drawer's fields for `options`."""
+    seed, most = "" if options.seed is None else str(options.seed), min(options.max_tokens, MAX_TOKENS)
+    sampling = [most, min(options.temperature, 2), seed, options.system, options.top_p, min(options.top_k, 200)]
+    return [*sampling, options.tree or "own", options.acceptance, options.probabilities]
 
 
-def drafting_of(tree: Any, rule: Any, probabilities: Any) -> Drafting:
-    """Drafting from the values of its fields."""
-    return Drafting(str(tree or ""), TYPICAL if rule == TYPICAL else EXACT, bool(probabilities))
-
-
-def drafting_values(drafting: Drafting) -> list[Any]:
-    """Values of the fields of drafting for `drafting`."""
-    return [drafting.tree or "own", drafting.acceptance, drafting.probabilities]
-
-
-def sampling_values(sampling: TurnSampling) -> list[Any]:
-    """Values of the fields of sampling for `sampling`."""
-    seed, most = "" if sampling.seed is None else str(sampling.seed), min(sampling.max_tokens, MAX_TOKENS)
-    return [most, min(sampling.temperature, 2), seed, sampling.system, sampling.top_p, min(sampling.top_k, 200)]
-
-
-def sampling_of(limit: Any, temperature: Any, seed: Any, system: str, top_p: Any = 1.0, top_k: Any = 0) -> TurnSampling:
-    """Sampling from the values of its fields. Raises BadInput for a seed that is not a whole number or another value
-    that is not a number."""
+def options_of(
+    limit: Any,
+    temperature: Any,
+    seed: Any,
+    system: str,
+    top_p: Any = 1.0,
+    top_k: Any = 0,
+    tree: Any = "",
+    rule: Any = EXACT,
+    probabilities: Any = False,
+) -> TurnOptions:
+    """Options from the values of the drawer's fields. Raises BadInput for a seed that is not a whole number or another
+    value that is not a number."""
     text = str("" if seed is None else seed).strip()
     if text and not SEED.fullmatch(text):
         raise BadInput(f"Seed: expected a whole number, got {text[:40]!r}; leave it empty for a random seed.")
-    seed, top_p = int(text) if text else None, top_p or 1
     try:
-        return TurnSampling(
-            int(limit or 256), float(temperature or 0), seed, system or "", float(top_p), int(top_k or 0)
-        )
+        sampling = int(limit or 256), float(temperature or 0), int(text) if text else None, system or ""
+        sampling += float(top_p or 1), int(top_k or 0)
     except (TypeError, ValueError, OverflowError):
         raise BadInput("Sampling: max tokens, temperature, top-p and top-k must be numbers.") from None
+    return TurnOptions(*sampling, str(tree or ""), TYPICAL if rule == TYPICAL else EXACT, bool(probabilities))

@@ -10,12 +10,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from app import auth
-from app.sessions import Sessions, session_key
 from speculoos import login_links
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings, load
 from tests.tools.loops import run_async
 from tracking.db import reading, writing
+from tracking.logins import Sessions, session_key
 from tracking.tables import Login, now
 
 
@@ -151,8 +151,8 @@ def test_a_database_that_is_away_logs_out_nobody_who_was_here(home: Settings, mo
     sessions = sessions_of(home)
     value, unknown = sessions.begin(), sessions.begin()
     assert run_async(sessions.find(value))
-    monkeypatch.setattr("app.sessions.FRESH", 0)
-    monkeypatch.setattr("app.sessions.reading", raising(Unavailable("The database cannot be used now.")))
+    monkeypatch.setattr("tracking.logins.FRESH", 0)
+    monkeypatch.setattr("tracking.logins.reading", raising(Unavailable("The database cannot be used now.")))
     assert run_async(sessions.find(value))
     with pytest.raises(Unavailable):
         run_async(sessions.find(unknown))

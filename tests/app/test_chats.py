@@ -33,7 +33,7 @@ def client(home: Settings) -> TestClient:
 
 def asked(home: Settings, prompt: str, chat: str = "", answer: str = "well", after: str | None = None, **filled) -> Run:
     """A turn made as the page does, then answered by hand."""
-    run, _ = turns.next_turn(home, chat, "tiny", prompt, turns.TurnSampling(), after=after)
+    run, _ = turns.next_turn(home, chat, "tiny", prompt, turns.TurnOptions(), after=after)
     with writing(home) as rows:
         stored = runs.get_run(rows, run.id)
         stored.state, stored.text, stored.error = "SUCCEEDED", answer, ""
@@ -65,7 +65,7 @@ def test_the_page_says_where_a_question_belongs(home: Settings) -> None:
     """A chat alone means after its last turn; with a slash, after that turn, or anew."""
 
     def sent(position: str) -> tuple[str, list[str]]:
-        chat, _, _ = playground.send_turn(home, position, "tiny", "", "next", turns.TurnSampling())
+        chat, _, _ = playground.send_turn(home, position, "tiny", "", "next", turns.TurnOptions())
         with reading(home) as rows:
             return chat, contents(max(runs.group_runs(rows, chat), key=lambda run: run.created_at))
 
@@ -76,14 +76,14 @@ def test_the_page_says_where_a_question_belongs(home: Settings) -> None:
     assert sent(f"{chat}/") == (chat, ["next"])
     assert sent("")[0] != chat
     with pytest.raises(BadInput, match="Enter a prompt"):
-        playground.send_turn(home, f"{chat}/{first.id}", "tiny", "", " ", turns.TurnSampling())
+        playground.send_turn(home, f"{chat}/{first.id}", "tiny", "", " ", turns.TurnOptions())
 
 
 def test_a_seed_is_a_whole_number_or_nothing() -> None:
-    assert [fields.sampling_of(8, 1, seed, "").seed for seed in ("", None, " 7 ", 7, "-3")] == [None, None, 7, 7, -3]
+    assert [fields.options_of(8, 1, seed, "").seed for seed in ("", None, " 7 ", 7, "-3")] == [None, None, 7, 7, -3]
     for wrong in ("1.5", "seven", "9" * 30, "٣"):
         with pytest.raises(BadInput, match="Seed: expected a whole number"):
-            fields.sampling_of(8, 1, wrong, "")
+            fields.options_of(8, 1, wrong, "")
 
 
 def test_plain_decoding_is_measured_again_only_where_that_is_asked_for(home: Settings) -> None:
@@ -123,8 +123,8 @@ def test_what_was_gone_on_with_is_one_answer_for_the_next_question(home: Setting
 def test_a_turn_that_others_follow_stays(home: Settings) -> None:
     first = asked(home, "one")
     asked(home, "two", str(first.group_id))
-    with pytest.raises(Conflict, match="Other turns follow"):
-        turns.remove_turn(home, first.id)
+    with pytest.raises(Conflict, match="Other turns follow"), writing(home) as session:
+        chats.remove_turn(session, first.id)
 
 
 def test_the_list_is_searched_and_chats_are_deleted(home: Settings, client: TestClient) -> None:

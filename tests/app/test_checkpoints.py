@@ -217,7 +217,7 @@ def test_the_best_measured_draft_is_offered_first_and_preselected(home: Settings
 def test_the_address_goes_before_what_a_chat_used_last(home: Settings, base_id: str) -> None:
     for name in ("one", "two"):
         add_checkpoint(home, base_id, name)
-    run, _ = turns.next_turn(home, "", "tiny@one", "hello", turns.TurnSampling())
+    run, _ = turns.next_turn(home, "", "tiny@one", "hello", turns.TurnOptions())
     chat = {"chat": str(run.group_id)}
     assert playground.opening(home, chat).draft == "one"
     assert playground.opening(home, {**chat, "model": "tiny@two"}).draft == "two"
@@ -258,7 +258,7 @@ def test_the_playground_opens_with_the_newest_draft_or_what_the_address_asks_for
 def test_the_playground_reopens_a_chat_with_its_own_model(home: Settings, base_id: str) -> None:
     add_checkpoint(home, base_id, "old")
     add_checkpoint(home, base_id, "new")
-    run, _ = turns.next_turn(home, "", "tiny", "hello", turns.TurnSampling(), LOOKUP)
+    run, _ = turns.next_turn(home, "", "tiny", "hello", turns.TurnOptions(), LOOKUP)
     found = opening(home, {"chat": run.group_id})
     assert (found.base, found.draft, found.chat) == ("tiny", targets.LOOKUP_CHOICE, run.group_id)
     assert opening(home, {"chat": "../../etc"}).chat == ""

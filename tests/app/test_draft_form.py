@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from app.draft_source import DraftForm, link_uploads, request_of
+from app.draft_source import draft_request, link_uploads
 from app.links import clone_form
 from app.pages.jobs import status_line
 from app.views import checkpoint_rows
@@ -139,7 +139,7 @@ def test_a_name_that_is_taken_leaves_nothing_behind(
         (("upload", "BASE", "", ["/x/model.safetensors"], "", ""), "model.safetensors no longer exists"),
         (("folder", "BASE", "/nowhere/at/all", None, "", ""), "there is no folder"),
         (("folder", "BASE", "/proc/self", None, "", ""), "not accessible from pages"),
-        (("hub", "gone", "org/heads", None, "", ""), "no model"),
+        (("hub", "gone", "org/heads", None, "", ""), "gone.* does not exist"),
         (("hub", "BASE", "org/heads", None, "nonsense", ""), "Format: .*nonsense.* is unknown"),
         ((["x"], {"a": 1}, 5, None, [], None), "Base model: choose|the field is empty"),
     ],
@@ -152,10 +152,10 @@ def test_bad_input_is_one_sentence(form: AddDraft, base_id: str, values: tuple[A
 
 def test_behind_a_password_only_folders_of_the_home_can_be_named(home: Settings, base_id: str, tmp_path: Path) -> None:
     folder = writers.write(tmp_path / "theirs", writers.medusa())
-    form = DraftForm.of("folder", base_id, str(folder), None, "", "")
-    assert request_of(home, form).location == str(folder)
+    form = ("folder", base_id, str(folder), None, "", "")
+    assert draft_request(home, *form).location == str(folder)
     with pytest.raises(BadInput, match="only files under"):
-        request_of(replace(home, password="x"), form)
+        draft_request(replace(home, password="x"), *form)
 
 
 def test_a_hub_id_with_its_revision_is_shown_as_a_command(home: Settings, base_id: str, form: AddDraft) -> None:
@@ -182,9 +182,8 @@ def test_names_are_shown_literally(home: Settings, base_id: str, form: AddDraft,
 
 def test_a_request_reads_back_as_the_command_that_does_the_same(home: Settings, base_id: str, tmp_path: Path) -> None:
     files = uploaded(home, writers.write(tmp_path / "theirs", writers.medusa()))
-    form = DraftForm.of("upload", base_id, "", files, "", "../../etc")
-    request = request_of(home, form)
-    link_uploads(home, form, request)
+    request = draft_request(home, "upload", base_id, "", files, "", "../../etc")
+    link_uploads(files, request)
     place = Path(request.location)
     assert place.parent.parent == home.home / "uploads" and place.name == "etc"
     assert "./etc --model tiny --source folder" in command_for(request, {base_id: "tiny"})

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from app import turns
-from app.drafting import LOOKUP, Drafting
+from app.drafting import LOOKUP, TurnOptions
 from app.pages import compare, playground
-from app.widgets.fields import drafting_of, drafting_values
+from app.widgets.fields import option_values, options_of
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import runs
@@ -26,7 +26,11 @@ def home(home: Settings) -> Settings:
     return made
 
 
-WARM = turns.TurnSampling(temperature=0.7)
+WARM = TurnOptions(temperature=0.7)
+
+
+def warm(tree: str = "", acceptance: str = "exact", probabilities: bool = False) -> TurnOptions:
+    return replace(WARM, tree=tree, acceptance=acceptance, probabilities=probabilities)
 
 
 def speculation_of(settings, run_id: str) -> dict:
@@ -34,62 +38,61 @@ def speculation_of(settings, run_id: str) -> dict:
         return runs.get_run(rows, run_id).request.get("speculation", {})
 
 
-def asked(settings, model: str, drafting: Drafting, drafter: str = "", sampling: turns.TurnSampling = WARM) -> dict:
-    run, _ = turns.next_turn(settings, "", model, "hello", sampling, drafter, drafting)
+def asked(settings, model: str, options: TurnOptions, drafter: str = "") -> dict:
+    run, _ = turns.next_turn(settings, "", model, "hello", options, drafter)
     return speculation_of(settings, run.id)
 
 
 def test_fields_are_read_and_written_back():
-    for fields in (["own", "exact", False], ["chain 4", "typical", True]):
-        assert drafting_values(drafting_of(*fields)) == fields
-    assert drafting_of(None, "anything", None) == Drafting()
-    assert drafting_of("own", "exact", False).speculation() == {}
+    sampling = [64, 0.5, "7", "Be brief.", 0.9, 40]
+    for drafting in (["own", "exact", False], ["chain 4", "typical", True]):
+        assert option_values(options_of(*sampling, *drafting)) == [*sampling, *drafting]
+    assert options_of(None, None, None, None, None, None, None, "anything", None) == TurnOptions()
+    assert options_of(*sampling, "own", "exact", False).speculation() == {}
 
 
 def test_what_was_asked_is_stored_with_the_run(home):
-    assert asked(home, "tiny@new", Drafting("chain 2", "typical", True)) == {
+    assert asked(home, "tiny@new", warm("chain 2", "typical", True)) == {
         "tree": "chain 2",
         "acceptance": "typical",
         "probabilities": True,
     }
-    assert asked(home, "tiny", Drafting("chain 2", "typical")) == {}, "a base alone drafts nothing"
-    assert asked(home, "tiny", Drafting("depth 3"), LOOKUP) == {"drafter": LOOKUP, "tree": "depth 3"}
-    assert asked(home, "tiny@new", Drafting("own")) == {}
+    assert asked(home, "tiny", warm("chain 2", "typical")) == {}, "a base alone drafts nothing"
+    assert asked(home, "tiny", warm("depth 3"), LOOKUP) == {"drafter": LOOKUP, "tree": "depth 3"}
+    assert asked(home, "tiny@new", warm("own")) == {}
 
 
 @pytest.mark.parametrize(
-    ("model", "drafter", "drafting", "why"),
+    ("model", "drafter", "options", "why"),
     [
-        ("tiny@new", "", Drafting("fast"), "expected own"),
-        ("tiny@new", "", Drafting("chain 40"), "40 deep"),
-        ("tiny@new", "", Drafting("tree 99x99"), "9,801 leaves"),
-        ("tiny@new", "", Drafting("depth 4, top_k 8"), "takes tree, not depth, top_k"),
-        ("tiny@new", "", Drafting("ngram"), "not ngram"),
-        ("tiny", LOOKUP, Drafting("chain 3"), "prompt lookup takes"),
-        ("tiny@new", "", Drafting(acceptance="typical"), "temperature above 0"),
+        ("tiny@new", "", warm("fast"), "expected own"),
+        ("tiny@new", "", warm("chain 40"), "40 deep"),
+        ("tiny@new", "", warm("tree 99x99"), "9,801 leaves"),
+        ("tiny@new", "", warm("depth 4, top_k 8"), "takes tree, not depth, top_k"),
+        ("tiny@new", "", warm("ngram"), "not ngram"),
+        ("tiny", LOOKUP, warm("chain 3"), "prompt lookup takes"),
+        ("tiny@new", "", TurnOptions(acceptance="typical"), "temperature above 0"),
     ],
 )
-def test_what_cannot_be_drafted_is_said_in_one_sentence(home, model, drafter, drafting, why):
-    sampling = turns.TurnSampling() if drafting.acceptance == "typical" else WARM
+def test_what_cannot_be_drafted_is_said_in_one_sentence(home, model, drafter, options, why):
     with pytest.raises(BadInput, match=why):
-        turns.next_turn(home, "", model, "hello", sampling, drafter, drafting)
+        turns.next_turn(home, "", model, "hello", options, drafter)
     if not drafter:
         with pytest.raises(BadInput, match=why):
-            playground.send_turn(home, "", *model.partition("@")[::2], "hello", sampling, drafting)
+            playground.send_turn(home, "", *model.partition("@")[::2], "hello", options)
 
 
 def test_a_comparison_leaves_plain_columns_as_they_are_and_shows_what_it_asked(home):
-    group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny@new", "")], "hello", WARM, Drafting("chain 3"))
+    group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny@new", "")], "hello", warm("chain 3"))
     with reading(home) as rows:
         assert [run.request.get("speculation") for run in runs.group_runs(rows, group)] == [None, {"tree": "chain 3"}]
-    drafting, sampling = compare.opening(home, {"comparison": group}, [])[2:]
-    assert drafting == Drafting("chain 3") and replace(sampling, seed=WARM.seed) == WARM
-    assert compare.opening(home, {"tree": "chain 2"}, [])[2] == Drafting("chain 2")
+    options = compare.opening(home, {"comparison": group}, [])[2]
+    assert options.seed is not None and replace(options, seed=None) == warm("chain 3")
+    assert compare.opening(home, {"tree": "chain 2"}, [])[2] == TurnOptions(tree="chain 2")
 
 
 def test_a_chat_is_opened_with_the_drafting_of_its_last_turn(home):
-    run, _ = turns.next_turn(home, "", "tiny@new", "hello", WARM, "", Drafting("chain 2", "typical"))
-    assert playground.opening(home, {"chat": run.group_id}).drafting == Drafting("chain 2", "typical")
-    assert playground.opening(home, {"model": "tiny@new", "tree": "tree 2x1"}).drafting == Drafting("tree 2x1")
-    stored = {"speculation": {"tree": [[0, 0]]}}
-    assert Drafting.of(stored) == Drafting("chain 2")
+    run, _ = turns.next_turn(home, "", "tiny@new", "hello", warm("chain 2", "typical"))
+    assert playground.opening(home, {"chat": run.group_id}).options == warm("chain 2", "typical")
+    assert playground.opening(home, {"model": "tiny@new", "tree": "tree 2x1"}).options == TurnOptions(tree="tree 2x1")
+    assert TurnOptions.of({"messages": [], "speculation": {"tree": [[0, 0]]}}) == TurnOptions(tree="chain 2")

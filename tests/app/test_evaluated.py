@@ -74,12 +74,12 @@ def test_a_question_after_a_prompt_of_several_turns_sees_all_of_them(home):
     with writing(home) as rows:
         (shown,) = runs.group_runs(rows, chat)
         shown.text, shown.state = "2", "SUCCEEDED"
-    asked = turns.next_turn(home, chat, "tiny@heads", "three?", turns.TurnSampling())[0]
+    asked = turns.next_turn(home, chat, "tiny@heads", "three?", turns.TurnOptions())[0]
     answered = [*several, {"role": "assistant", "content": "2"}, {"role": "user", "content": "three?"}]
     assert asked.request["messages"] == answered
-    again = turns.next_turn(home, chat, "tiny@heads", "two!", turns.TurnSampling(system="Be long."), after="")[0]
+    again = turns.next_turn(home, chat, "tiny@heads", "two!", turns.TurnOptions(system="Be long."), after="")[0]
     assert [m["content"] for m in again.request["messages"]] == ["Be long.", "one?", "1", "two!"], "another version"
-    new = turns.next_turn(home, "", "tiny@heads", "alone?", turns.TurnSampling())[0]
+    new = turns.next_turn(home, "", "tiny@heads", "alone?", turns.TurnOptions())[0]
     assert [m["content"] for m in new.request["messages"]] == ["alone?"]
 
 

@@ -16,7 +16,7 @@ from speculoos.guard import RequestGuard
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 from tests.tools.stored_runs import all_runs, step_count
-from tracking import runs
+from tracking import chats, runs
 from tracking.db import reading, writing
 
 
@@ -185,7 +185,7 @@ def test_a_strange_last_event_id_means_from_the_beginning(header: str, last: int
 
 def test_when_the_inference_server_is_down_the_run_fails_with_one_sentence(home: Settings) -> None:
     nobody = replace(home, inference_url="http://127.0.0.1:9")  # the usual port may be served by the user's own
-    run, refused = turns.next_turn(nobody, "", "tiny", "hello", turns.TurnSampling())
+    run, refused = turns.next_turn(nobody, "", "tiny", "hello", turns.TurnOptions())
     assert "inference server does not respond" in refused
     with reading(home) as rows:
         stored = runs.get_run(rows, run.id)
@@ -213,7 +213,7 @@ def test_history_keeps_answered_turns_and_leaves_failed_ones_out(home: Settings)
             request = {"messages": [{"role": "user", "content": question}]}
             run = runs.create_run(rows, "chat", "tiny", request, chat, position)
             run.text, run.state = answer, "SUCCEEDED" if answer else "FAILED"
-    messages = turns.history(turns.chat_of(home, chat), system="Be brief.")
+    messages = chats.history(turns.chat_of(home, chat), system="Be brief.")
     assert [m["content"] for m in messages] == ["Be brief.", "one", "1", "three", "3"]
 
 
@@ -221,13 +221,13 @@ def test_a_chat_takes_one_question_at_a_time(home: Settings) -> None:
     chat = "d" * 32
     new_run(home, group_id=chat)
     with pytest.raises(BadInput, match="still being generated"):
-        turns.next_turn(home, chat, "tiny", "and?", turns.TurnSampling())
+        turns.next_turn(home, chat, "tiny", "and?", turns.TurnOptions())
 
 
 @pytest.mark.parametrize("prompt", ["", "   \n", None])
 def test_an_empty_prompt_is_refused_before_anything_is_stored(home: Settings, prompt: str | None) -> None:
     with pytest.raises(BadInput, match="Enter a prompt"):
-        turns.next_turn(home, "", "tiny", prompt, turns.TurnSampling())
+        turns.next_turn(home, "", "tiny", prompt, turns.TurnOptions())
     with reading(home) as rows:
         assert all_runs(rows) == []
 
@@ -243,8 +243,8 @@ def test_half_a_character_is_refused_before_anything_is_stored(
     home: Settings, model: str, prompt: str, system: str, what: str
 ) -> None:
     for ask in (
-        lambda: turns.next_turn(home, "", model, prompt, turns.TurnSampling(system=system)),
-        lambda: turns.new_comparison(home, [(model, ""), (model, "ngram")], prompt, turns.TurnSampling(system=system)),
+        lambda: turns.next_turn(home, "", model, prompt, turns.TurnOptions(system=system)),
+        lambda: turns.new_comparison(home, [(model, ""), (model, "ngram")], prompt, turns.TurnOptions(system=system)),
     ):
         with pytest.raises(BadInput, match=f"{what}.* an unpaired surrogate after 2 characters"):
             ask()
@@ -255,11 +255,11 @@ def test_half_a_character_is_refused_before_anything_is_stored(
 def test_a_comparison_needs_two_to_four_targets(home: Settings) -> None:
     for count in (0, 1, 5):
         with pytest.raises(BadInput, match="two to four"):
-            turns.new_comparison(home, [("tiny", "")] * count, "hello", turns.TurnSampling())
+            turns.new_comparison(home, [("tiny", "")] * count, "hello", turns.TurnOptions())
 
 
 def test_a_comparison_that_cannot_start_leaves_no_column_waiting(home: Settings) -> None:
-    group, refused = turns.new_comparison(home, [("tiny", ""), ("tiny", "ngram")], "hello", turns.TurnSampling())
+    group, refused = turns.new_comparison(home, [("tiny", ""), ("tiny", "ngram")], "hello", turns.TurnOptions())
     assert refused
     assert {column["state"] for column in events.comparison_view(home, group)["columns"]} == {"FAILED"}
 
@@ -314,7 +314,7 @@ def test_a_comparison_is_removed_whole_once_it_has_ended(home: Settings, client:
 def test_every_second_comparison_is_measured_from_its_last_column(home: Settings) -> None:
     orders = []
     for _ in range(4):
-        group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny", "ngram")], "hello", turns.TurnSampling())
+        group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny", "ngram")], "hello", turns.TurnOptions())
         with reading(home) as rows:
             columns = runs.group_runs(rows, group)
         orders.append(columns[0].created_at < columns[1].created_at)
@@ -322,14 +322,14 @@ def test_every_second_comparison_is_measured_from_its_last_column(home: Settings
 
 
 def test_what_narrows_the_choice_is_sent_where_it_does() -> None:
-    assert turns.TurnSampling().parameters() == {"max_tokens": 256, "temperature": 0.0}
-    narrow = turns.TurnSampling(64, 0.7, 3, "", 0.9, 40).parameters()
+    assert turns.TurnOptions().parameters() == {"max_tokens": 256, "temperature": 0.0}
+    narrow = turns.TurnOptions(64, 0.7, 3, "", 0.9, 40).parameters()
     assert narrow == {"max_tokens": 64, "temperature": 0.7, "seed": 3, "top_p": 0.9, "top_k": 40}
     assert ChatRequest(model="tiny", messages=[{"role": "user", "content": "x"}], **narrow).top_k == 40
 
 
 def test_sampled_columns_of_a_comparison_share_a_seed(home: Settings) -> None:
     targets = [("tiny", ""), ("tiny", "ngram")]
-    group, _ = turns.new_comparison(home, targets, "hello", turns.TurnSampling(temperature=0.7))
+    group, _ = turns.new_comparison(home, targets, "hello", turns.TurnOptions(temperature=0.7))
     seeds = {column["request"]["seed"] for column in events.comparison_view(home, group)["columns"]}
     assert len(seeds) == 1

@@ -54,6 +54,6 @@ def test_what_a_user_wrote_never_becomes_markup(text: str) -> None:
 
 
 def test_tiles_tables_facts_charts_and_scripts_define_their_labels() -> None:
-    assert TAU in elements.tile("Mean accepted length (τ)", 2) and TAU in table(["τ"], [["2"]], "Drafts")
+    assert TAU in elements.tiles([("Mean accepted length (τ)", 2, "")]) and TAU in table(["τ"], [["2"]], "Drafts")
     assert TAU in elements.facts([("τ", 2)]) and TAU in line_chart("τ", {"a": [(0, 1), (1, 2)]})
     assert '"tau": ["Mean accepted length (\\u03c4)", "Tokens that one verification yields' in head()

@@ -8,7 +8,6 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
 from app.main import make_app
-from app.sessions import Sessions, Visitor
 from app.views import job_rows, settings_forms
 from cli.main import main
 from speculoos.errors import BadInput
@@ -18,6 +17,7 @@ from tests.tools.asgi import gradio_app
 from tests.tools.loops import run_async
 from tracking import jobs
 from tracking.db import reading, writing
+from tracking.logins import Sessions, Visitor
 from tracking.tables import Dataset, Job, now
 
 NASTY = "<img src=x onerror=alert(1)>"

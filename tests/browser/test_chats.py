@@ -152,7 +152,7 @@ def test_an_edited_question_is_another_version_and_there_is_a_way_back(page: Pag
 
 
 def test_an_answer_that_was_cut_goes_on(page: Page, workbench: Workbench) -> None:
-    run, refused = turns.next_turn(workbench.settings, "", "tiny@heads", "Tell me", turns.TurnSampling(max_tokens=8))
+    run, refused = turns.next_turn(workbench.settings, "", "tiny@heads", "Tell me", turns.TurnOptions(max_tokens=8))
     assert not refused
     page.goto(f"{workbench.url}/playground?chat={run.group_id}")
     turn = answered(page).and_(page.locator(f'[data-run="{run.id}"]'))
@@ -167,7 +167,7 @@ def test_an_answer_that_was_cut_goes_on(page: Page, workbench: Workbench) -> Non
         ids = [runs.token_ids(rows, part.id) for part in way]
         whole = chats.whole_response(way[-1], way)
     assert [len(part) for part in ids] == [8, 8]
-    again, _ = turns.next_turn(workbench.settings, "", "tiny@heads", "Tell me", turns.TurnSampling(max_tokens=16))
+    again, _ = turns.next_turn(workbench.settings, "", "tiny@heads", "Tell me", turns.TurnOptions(max_tokens=16))
     page.goto(f"{workbench.url}/playground?chat={again.group_id}")
     answered(page)
     with reading(workbench.settings) as rows:

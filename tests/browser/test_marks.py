@@ -104,7 +104,7 @@ def test_on_a_wide_screen_nothing_pops_up(page: Page, workbench: Workbench) -> N
 
 def test_a_plain_answer_of_another_length_is_no_reference(page: Page, workbench: Workbench) -> None:
     """A long drafted answer after a short plain one: no speedup is shown, but the button that measures."""
-    short = turns.TurnSampling(max_tokens=24)
+    short = turns.TurnOptions(max_tokens=24)
     plain, refused = turns.next_turn(workbench.settings, "", "tiny", "Short and plain", short)
     assert not refused
     page.goto(f"{workbench.url}/playground?chat={plain.group_id}")

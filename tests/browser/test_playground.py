@@ -16,7 +16,7 @@ from tracking.tables import Base, Checkpoint
 
 pytestmark = pytest.mark.browser
 NASTY = "<img src=x onerror=alert(1)> ${alert(1)} {{7*7}} </span><script>alert(2)</script>"
-LONG = turns.TurnSampling(max_tokens=900)
+LONG = turns.TurnOptions(max_tokens=900)
 
 
 def open_playground(page: Page, workbench: Workbench, query: str = "") -> None:

@@ -23,7 +23,7 @@ from tracking.db import reading
 pytestmark = pytest.mark.browser
 KILLS = int(os.environ.get("DRILLS_KILLS", "20"))
 READERS = 8
-LONG = turns.TurnSampling(max_tokens=3000)
+LONG = turns.TurnOptions(max_tokens=3000)
 """A fast machine has made 1,500 tokens before a browser and eight readers have begun."""
 FAST_TOKENS = 20
 

@@ -125,7 +125,7 @@ class Streams:
         """Request and read one answer after another, like the Playground."""
         while time.monotonic() < until:
             question = f"Stream {number}, answer {self.runs}: tell me a story."
-            sampling = turns.TurnSampling(max_tokens=120)
+            sampling = turns.TurnOptions(max_tokens=120)
             run, refused = await asyncio.to_thread(turns.next_turn, target.settings, "", MODEL, question, sampling)
             if refused:
                 target.failed.append(refused)

@@ -1,5 +1,5 @@
-"""Rows of a dataset for its page: a few at a time from its shards, and the loss masks of the first rows from
-`preview.json` if a job wrote one.
+"""Read rows of a dataset: a few at a time from its shards, and the loss masks of the first rows from `preview.json` if
+a job wrote one.
 
 Reads bounded amounts of JSON and needs no tokenizer. Missing or broken files give no rows.
 """

@@ -8,8 +8,8 @@ import gradio as gr
 import pytest
 
 from app.pages.data import RowsBrowser
-from app.previews import ROWS, masked_rows, rows_from
 from app.views.data_view import preview
+from models.data_rows import ROWS, masked_rows, rows_from
 from speculoos.settings import Settings
 from tracking.db import writing
 from tracking.tables import Dataset, new_id
@@ -122,7 +122,7 @@ def test_rows_are_looked_through_for_words_of_any_case(tmp_path: Path) -> None:
 
 def test_a_search_through_much_ends_early_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards(tmp_path, 30)
-    monkeypatch.setattr("app.previews.MOST_READ", 1_000)
+    monkeypatch.setattr("models.data_rows.MOST_READ", 1_000)
     found = rows_from(tmp_path, "", "wasp29")
     assert (found.rows, found.whole) == ([], False) and found.next
     assert [page for page in read_on(tmp_path, "wasp29") if page] == [["row-29"]]
