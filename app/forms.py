@@ -171,16 +171,12 @@ def train_request(
         raise BadInput("Data: choose conversations to train on; generate them on the Data page.")
     recipe = "" if recipe == OWN_SETTINGS else recipe
     start = config_for(method, recipe, {}).to_json()
-    config = train_config(**{**start, **box_values(values)}).to_json()
+    given = {name: SETTINGS[name].default if value is None else value for name, value in values.items()}  # empty boxes
+    config = train_config(**{**start, **given}).to_json()
     changed = {name: value for name, value in config.items() if name in values and value != start[name]}
     rows = {"base_id": base_id, "dataset_id": first, "more_dataset_ids": more}
     filled = {name: value for name, value in options.items() if value is not None}
     return Train(method=method, **rows, settings=changed, recipe=recipe, **filled)
-
-
-def box_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Values of controls as settings: an empty number box means the default."""
-    return {name: SETTINGS[name].default if value is None else value for name, value in values.items()}
 
 
 def recipe_values(method: str, recipe: str) -> dict[str, Any]:
