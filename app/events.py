@@ -91,7 +91,10 @@ def routes(settings: Settings) -> APIRouter:
     @router.get("/runs/{run_id}/markdown")
     def markdown(run_id: str) -> dict[str, Any]:
         with reading(settings) as session:
-            return {"id": run_id, "nodes": rendered.nodes(_response_so_far(session, runs.get_run(session, run_id)))}
+            return {
+                "id": run_id,
+                "nodes": rendered.nodes(chats.response_so_far(session, runs.get_run(session, run_id))),
+            }
 
     @router.get("/comparisons/{group_id}")
     def comparison(group_id: str) -> dict[str, Any]:
@@ -143,13 +146,6 @@ def _turn(session: Session, run: Run, versions: list[str]) -> dict[str, Any]:
     plain = runs.run_view(measured[-1]) if measured else None
     continues = chats.chat_fields(run).get("continues", "")
     return {**runs.run_view(run), "plain": plain, "versions": versions, "continues": continues}
-
-
-def _response_so_far(session: Session, run: Run) -> str:
-    """Including the turns that it continues."""
-    path = chats.turns_on_path(runs.group_runs(session, str(run.group_id)), run.id) if run.group_id else []
-    records = [] if run.state in runs.ENDED else runs.steps_after(session, run.id, limit=10**9)
-    return chats.whole_response(run, path) + "".join(token["text"] for record in records for token in record["tokens"])
 
 
 def _time(text: str) -> datetime | None:

@@ -31,6 +31,7 @@ from app.theme import STATIC, Static, head, template, theme
 from app.uploads import Uploads
 from app.views import shell
 from app.widgets.elements import block, loads
+from app.widgets.text import tag
 from ops.starter import ensure_starter
 from ops.storage import surveys_of
 from speculoos import logs
@@ -145,10 +146,12 @@ def make_pages(settings: Settings) -> gr.Blocks:
 
 
 def build_page(name: str, settings: Settings) -> None:
-    """The header and the content of a page, inside the current Blocks."""
-    shell.frame(name, settings)
+    """The header and the content of a page, inside the current Blocks. A script (static/changes.js) fills and updates
+    the strip from `/api/changes`."""
+    block(shell.bar(name, settings.asks_login))
+    block(tag("div", "", data_sp="strip"), elem_id="strip")
     before = loads()
-    with gr.Column(elem_classes=["sp-page"], elem_id=shell.page_id(name)) as page:
+    with gr.Column(elem_classes=["sp-page"], elem_id=f"page-{name}") as page:
         if html := shell.tabs(name):
             block(html)
         import_module(f"app.pages.{name}").build(settings)

@@ -100,8 +100,7 @@ def new_comparison(
     settings: Settings, targets: list[tuple[str, str]], prompt: str, options: TurnOptions
 ) -> tuple[str, str]:
     """Run a prompt on 2 to 4 (model, drafter) targets, one column each, measured one after another in order or, every
-    second time, in reverse order. Returns the comparison's id, and an error
-    message if it could not start, otherwise ""."""
+    second time, in reverse order. Returns the comparison's id, and an error message or ""."""
     if not 2 <= len(targets) <= 4:
         raise BadInput("Choose two to four targets to compare.")
     check_surrogates(options.system, "The system prompt")

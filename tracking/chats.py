@@ -138,6 +138,13 @@ def history(turns: list[Run], system: str = "", opening: Sequence[dict[str, str]
     return messages
 
 
+def response_so_far(session: Session, run: Run) -> str:
+    """The text of a response that may still be generated, after those that it continues."""
+    path = turns_on_path(runs.group_runs(session, str(run.group_id)), run.id) if run.group_id else []
+    records = [] if run.state in runs.ENDED else runs.steps_after(session, run.id, limit=10**9)
+    return whole_response(run, path) + "".join(token["text"] for record in records for token in record["tokens"])
+
+
 def continued_token_ids(session: Session, turn: Run) -> list[int]:
     """Token ids of the response that `turn` continues; empty if it continues none. Raises NotFound."""
     if not (earlier := chat_fields(turn).get("continues")):

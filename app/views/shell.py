@@ -3,9 +3,7 @@
 from app.i18n import t
 from app.paths import NEEDS_ROWS, PAGES, PLACES, place_of
 from app.theme import asset
-from app.widgets.elements import block
 from app.widgets.text import safe, tag
-from speculoos.settings import Settings
 
 ICONS = (
     "M4 5h16v11H9l-4 3v-3H4z",
@@ -16,17 +14,6 @@ ICONS = (
     "M4 7h9m5 0h2M4 17h2m5 0h9M15.5 4.5v5M8.5 14.5v5",
 )
 """Paths of the icons of PLACES that the bar shows on a phone, in a box of 24 × 24."""
-
-
-def frame(page: str, settings: Settings) -> None:
-    """Bar, status strip and tabs of a page, inside the current Blocks. A script (static/changes.js) fills and updates
-    the strip from `/api/changes`."""
-    block(bar(page, settings.asks_login))
-    block(tag("div", "", data_sp="strip"), elem_id="strip")
-
-
-def page_id(page: str) -> str:
-    return f"page-{page}"
 
 
 def bar(page: str, can_log_out: bool = False) -> str:
@@ -50,7 +37,7 @@ def bar(page: str, can_log_out: bool = False) -> str:
     if can_log_out:
         out = tag("button", t("Log out"), class_="sp-small-button", type="submit")
         tools += tag("form", out, method="post", action="/logout", class_="sp-leave")
-    skip = tag("a", t("Skip to the page"), href=f"#{page_id(page)}", class_="sp-skip")
+    skip = tag("a", t("Skip to the page"), href=f"#page-{page}", class_="sp-skip")
     return tag("div", skip + brand + nav + tag("div", tools, class_="sp-tools"), class_="sp-top")
 
 

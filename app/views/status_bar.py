@@ -81,21 +81,17 @@ def gpu_chips(session: Session) -> str:
     """Each GPU as measured by the workers of its machine: `GPU-5d3b1c2e 87% · 40.1 GB of 80.0 GB · 61 °C`."""
     workers = sorted(alive(session, "worker-gpu"), key=lambda row: row.updated_at)
     measured = {gpu["uuid"]: Gpu(**gpu) for row in workers for gpu in row.value.get("gpus", ())}
-    chips = [
-        tag("span", safe(gpu_words(gpu)), class_="sp-chip", title=f"{gpu.name} {gpu.uuid}")
-        for _, gpu in sorted(measured.items())
-    ]
-    return "".join(chips)
-
-
-def gpu_words(gpu: Gpu) -> str:
-    used, total = size(gpu.memory_used or 0), size(gpu.memory_total)
-    values = (
-        f"{gpu.utilization:.0%}" if gpu.utilization is not None else "",
-        t("{used} of {total}", used=used, total=total) if gpu.memory_used is not None else "",
-        f"{gpu.temperature} °C" if gpu.temperature is not None else "",
-    )
-    return f"{short_uuid(gpu.uuid)} {' · '.join(filter(None, values))}"
+    html = ""
+    for _, gpu in sorted(measured.items()):
+        used, total = size(gpu.memory_used or 0), size(gpu.memory_total)
+        values = (
+            f"{gpu.utilization:.0%}" if gpu.utilization is not None else "",
+            t("{used} of {total}", used=used, total=total) if gpu.memory_used is not None else "",
+            f"{gpu.temperature} °C" if gpu.temperature is not None else "",
+        )
+        words = f"{short_uuid(gpu.uuid)} {' · '.join(filter(None, values))}"
+        html += tag("span", safe(words), class_="sp-chip", title=f"{gpu.name} {gpu.uuid}")
+    return html
 
 
 def disk_chip(home: Path) -> str:
