@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.gradio_gate import read_body
-from app.i18n import N_, language, t
+from app.i18n import language, t
 from app.theme import template
 from app.visitor import BROWSER, LOGIN, is_secure
 from app.widgets.text import safe
@@ -29,8 +29,6 @@ FORM_LIMIT = 4096
 LOGIN_FILES = ("tokens.css", "inter.woff2", "style.css", "early.js", "icon.svg")
 PUBLIC_PATHS = ("/healthz", "/readyz", "/login", "/logout", *(f"/ui/{name}" for name in LOGIN_FILES))
 SCRIPT_PATHS = ("/api/", "/gradio_api/", "/metrics")  # paths requested by scripts: they get 401, not the login page
-WRONG_PASSWORD = N_("Wrong password.")
-WRONG_LINK = N_("This link was used already or has expired. `speculoos login-link` prints a new one.")
 
 
 def check_bind(settings: Settings) -> None:
@@ -102,8 +100,9 @@ class LoginHandler:
             if not is_right and not (token and login_links.consume_login_token(self.settings, token)):
                 async with self._delays, self._delay_lock:
                     await asyncio.sleep(PAUSE)
-                wrong = WRONG_LINK if token or not self.settings.password else WRONG_PASSWORD
-                return self.page(target, t(wrong), name, 401)
+                used = t("This link was used already or has expired. `speculoos login-link` prints a new one.")
+                wrong = used if token or not self.settings.password else t("Wrong password.")
+                return self.page(target, wrong, name, 401)
             value = await asyncio.to_thread(self.sessions.begin, user)
         except SpeculoosError as error:
             return self.page(target, str(error), name, 400 if isinstance(error, BadInput) else 503)

@@ -20,7 +20,6 @@ LANGUAGES = {"en": "English", "de": "Deutsch", "zh-CN": "简体中文"}
 CATALOGUES = Path(__file__).parent / "locale"
 COOKIE = "speculoos-language"
 """Cookie with the language chosen on the Settings page."""
-SCRIPTS = "app/static/"
 _language: ContextVar[str] = ContextVar("language", default="en")
 
 
@@ -59,7 +58,7 @@ def script_messages() -> dict[str, str]:
     """English text → translation, of the texts of the scripts (app/static/dom.js: t)."""
     found: dict[str, str] = {}
     for one in _messages(language()) if language() != "en" else ():
-        if one.id and any(file.startswith(SCRIPTS) for file, _ in one.locations):
+        if one.id and any(file.startswith("app/static/") for file, _ in one.locations):
             texts, translated = ([value] if isinstance(value, str) else value for value in (one.id, one.string))
             found |= {texts[0]: translated[0], texts[-1]: translated[-1]}  # a message may have plural forms
     return {text: translation for text, translation in found.items() if translation}

@@ -3,10 +3,8 @@
 (() => {
   const KEY = "speculoos-theme";
   const system = window.matchMedia("(prefers-color-scheme: dark)");
-  const stored = () => {
-    try { return localStorage.getItem(KEY) || "system"; } catch { return "system"; }
-  };
-  let choice = stored();
+  let choice = "system";
+  try { choice = localStorage.getItem(KEY) || choice; } catch { /* private mode */ }
   const dark = () => choice === "dark" || (choice !== "light" && system.matches);
   const apply = () => {
     for (const node of [document.documentElement, document.body]) {

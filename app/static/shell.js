@@ -4,18 +4,6 @@ import { setAddress, t } from "./dom.js";
 
 const SIGN = { system: "◐", light: "☀", dark: "☾" }, ORDER = Object.keys(SIGN);
 const NAMES = { system: t("system"), light: t("light"), dark: t("dark") };
-const label = (button) => {
-  const choice = window.speculoos.theme.get();
-  button.textContent = SIGN[choice] || SIGN.system;
-  button.setAttribute("aria-label", t("Color theme: {choice}", { choice: NAMES[choice] }));
-  button.title = t("Color theme: {choice} (click to change)", { choice: NAMES[choice] });
-};
-document.addEventListener("click", (event) => {
-  const button = event.target.closest?.('[data-sp="theme"]');
-  if (!button) return;
-  window.speculoos.theme.set(ORDER[(ORDER.indexOf(window.speculoos.theme.get()) + 1) % ORDER.length]);
-  label(button);
-});
 // Calls `start(node)` once for every element that matches, now and when Gradio adds it later.
 export function onMatch(selector, start) {
   const seen = new WeakSet();
@@ -30,7 +18,16 @@ export function onMatch(selector, start) {
 // The same for every element with data-sp=`name`.
 export function onElement(name, start) { onMatch(`[data-sp="${name}"]`, start); }
 
-onElement("theme", label);
+onElement("theme", (button) => {
+  const { get, set } = window.speculoos.theme;
+  const label = () => {
+    button.textContent = SIGN[get()] || SIGN.system;
+    button.setAttribute("aria-label", t("Color theme: {choice}", { choice: NAMES[get()] }));
+    button.title = t("Color theme: {choice} (click to change)", { choice: NAMES[get()] });
+  };
+  label();
+  button.addEventListener("click", () => { set(ORDER[(ORDER.indexOf(get()) + 1) % ORDER.length]); label(); });
+});
 
 // The choice of a language on the Settings page; "" is the browser's (app/i18n.py).
 onElement("language", (choice) => choice.addEventListener("change", () => {

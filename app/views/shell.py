@@ -47,9 +47,9 @@ def tabs(page: str) -> str:
     pages = PLACES.get(place, {})
     if len(pages) < 2:
         return ""
-    shown = {name: label for name, label in pages.items() if name == page or name not in NEEDS_ROWS}
     links = "".join(
         tag("a", safe(t(label)), href=PAGES[name], aria_current="page" if name == page else None)
-        for name, label in shown.items()
+        for name, label in pages.items()
+        if name == page or name not in NEEDS_ROWS
     )
     return tag("nav", links, class_="sp-tabs", aria_label=t("Pages of {place}", place=t(place)))
