@@ -1,8 +1,9 @@
 // Keeps a page up to date: polls /api/changes for the state of its rows and has Gradio redraw the page if it changed.
 // Responses include the status bar. The poll interval grows while nothing changes and is reset by keys and pointers;
 // hidden tabs are not polled.
-import { el, t } from "./dom.js";
+import { el } from "./dom.js";
 import { onElement } from "./shell.js";
+import { ask } from "./stream.js";
 
 const FIRST = 1000, GROWTH = 1.5;
 const MARK = " # ";  // app/widgets/list_page.py, DRAWN
@@ -21,16 +22,13 @@ async function poll() {
   try {
     const id = field(page?.dataset.chosen);
     const query = new URLSearchParams({ page: page?.dataset.page || "", id, strip: tag });
-    const response = await fetch(`/api/changes?${query}`, { cache: "no-store" });
-    if (response.status === 401) throw new Error(t("You are logged out; reload this page to log in again."));
-    if (!response.ok) throw new Error(t("The workbench returned an error. Retrying…"));
-    const found = await response.json();
+    const found = await ask(`/api/changes?${query}`);
     maxPause = found.wait * 1000;
     if (found.strip) drawStrip(found.strip);
     changed = isStale(found.page, id);
     if (changed) page.dispatchEvent(new CustomEvent("sp-stale", { bubbles: true }));
   } catch (error) {
-    showProblem(error instanceof TypeError ? t("The workbench does not respond. Retrying…") : error.message);
+    showProblem(error.message);
   }
   requesting = false;
   pause = changed ? FIRST : Math.min(pause * GROWTH, maxPause);

@@ -25,7 +25,7 @@ export function follow(id, { step, state, end, fail }) {
       listen();
     } catch (error) {
       if (error.status === 404) fail?.(t("This run was deleted."));
-      else if (error.status === 401) fail?.(t("You are logged out; reload this page to log in again."));
+      else if (error.status === 401) fail?.(error.message);
       else timer = setTimeout(reconnect, RETRY_MS);
     }
   };
@@ -42,7 +42,8 @@ export async function ask(path, method = "GET", given = undefined) {
   });
   const content = await response.json().catch(() => ({}));
   if (response.ok) return content;
-  throw Object.assign(new Error(content.error?.message || t("The workbench returned status {status}.", response)), { status: response.status });
+  const { status } = response, loggedOut = status === 401 && t("You are logged out; reload this page to log in again.");
+  throw Object.assign(new Error(loggedOut || content.error?.message || t("The workbench returned status {status}.", { status })), { status });
 }
 
 // The same, but an error is shown at the end of `box`, and the result is undefined.
