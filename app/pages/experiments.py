@@ -17,16 +17,7 @@ from app.views.trainings_view import comparison_url, evaluations_by_setting, hel
 from app.widgets import spreadsheet
 from app.widgets.bulk import Action, bulk_bar, compare_button, on_bulk
 from app.widgets.charts import ChartStyle, line_chart
-from app.widgets.elements import (
-    QUIET,
-    block,
-    detail_head,
-    empty_state,
-    link_button,
-    page_header,
-    row_note,
-    section,
-)
+from app.widgets.elements import QUIET, block, detail_head, empty_state, link_button, page_header, row_note, section
 from app.widgets.formatting import ago, figure
 from app.widgets.list_page import Listing
 from app.widgets.list_query import ALL_ROWS, ListQuery, empty_list_html, filtered_query
