@@ -64,6 +64,7 @@ def script_messages() -> dict[str, str]:
     return {text: translation for text, translation in found.items() if translation}
 
 
+@lru_cache(maxsize=1000)
 def preferred(cookie: str, accepted: str) -> str:
     """The language of `cookie`, or the first in the header Accept-Language that has a catalogue; otherwise English."""
     for name in (cookie, *(part.partition(";")[0].strip() for part in accepted.split(","))):
@@ -84,11 +85,8 @@ class RequestLanguage:
             await self.app(scope, receive, send)
             return
         request = HTTPConnection(scope)
-        with in_language(_preferred(request.cookies.get(COOKIE, ""), request.headers.get("accept-language", ""))):
+        with in_language(preferred(request.cookies.get(COOKIE, ""), request.headers.get("accept-language", ""))):
             await self.app(scope, receive, send)
-
-
-_preferred = lru_cache(maxsize=1000)(preferred)
 
 
 @cache
