@@ -102,7 +102,7 @@ def banner(job: Job, waits_for: str = "", made: Iterable[tuple[str, str, str]] =
     """A notice of the job's state: the error and its hint, what it waits for, or how it ended and what it `made`."""
     if job.state == "FAILED":
         text = " ".join(filter(None, (job.error or t("The job failed without a message."), job.hint)))
-        return notice(text, "bad", *(("/settings/storage", t("Free up space")) if "disk" in text.lower() else ()))
+        return notice(text, "bad", *(("/settings/storage", t("Free up space")) if "disk is full" in text else ()))
     if job.state == "QUEUED":
         return notice(waits_for or t("Waiting for a worker."), "warn")
     if paused(job):

@@ -54,7 +54,7 @@ INTERNAL_TEXTS = {
     *("(prefers-color-scheme: dark)", "(prefers-reduced-motion: reduce)", "figcaption button", "a, button, summary"),
     *("noopener noreferrer nofollow", "position: fixed; opacity: 0"),
     *("Drafting", "prompt lookup", "Temperatures", "Trees", "Log in first."),
-    *("Paused:", "answers, counters", "Speculation is off", "Click to upload or drop files", "All"),
+    *("Paused:", "disk is full", "answers, counters", "Speculation is off", "Click to upload or drop files", "All"),
     *("This", "does not exist: it was deleted, or the URL is wrong.", "matches the filter and the search."),
     "Test message of Speculoos: finished jobs will be reported here.",
     "Write a Python function that checks whether a number is even.",

@@ -169,7 +169,7 @@ def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, 
         job = train(settings, base_id, dataset_id)
         assert shown(bench, job) == (
             "Training stopped because the disk is full. "
-            "Free some disk space, then retry: training resumes from the last saved state."
+            "Free some disk space, then retry: training resumes from the last saved state. Free up space"
         )
         assert not list((settings.home / "checkpoints").rglob("*.safetensors"))
         ballast.unlink()
