@@ -20,7 +20,7 @@ from app.widgets.fields import dropdown, upload_box
 from app.widgets.list_page import live_page
 from app.widgets.picker import live
 from app.widgets.problems import show_errors
-from app.widgets.text import safe, tag
+from app.widgets.text import safe, safe_with_code, tag
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Base, Experiment
@@ -68,10 +68,12 @@ class GuidedPage:
                 self.base = dropdown([], label=t("Base model"), elem_id="guided-base")
                 self.prompts = dropdown([], label=t("Prompts"), elem_id="guided-prompts")
             block(tag("a", t("Add a model"), href=PAGES["models"], class_="sp-back"))
-            label = t(
-                "Or your own file, used instead: JSONL with one {row} per line, CSV or parquet", row='{"prompt": "…"}'
+            self.upload = upload_box(label=t("Or your own file"), file_types=TYPES, elem_id="guided-upload", height=140)
+            kinds = t(
+                "Used in place of the prompts above: JSONL with one {row} per line, CSV or parquet.",
+                row='`{"prompt": "…"}`',
             )
-            self.upload = upload_box(label=label, file_types=TYPES, elem_id="guided-upload", height=140)
+            block(tag("p", safe_with_code(kinds), class_="sp-hint"))
             self.budget = gr.Radio(
                 [(t(name), name) for name in BUDGETS],
                 value=[*BUDGETS][0],
