@@ -87,9 +87,10 @@ class ByLanguage:
         self.apps, self._settings, self._lock = {"en": english}, settings, asyncio.Lock()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        async with self._lock:
-            if language() not in self.apps:
-                self.apps[language()] = await asyncio.to_thread(self._make)
+        if language() not in self.apps:
+            async with self._lock:
+                if language() not in self.apps:
+                    self.apps[language()] = await asyncio.to_thread(self._make)
         await self.apps[language()](scope, receive, send)
 
     def _make(self) -> Any:

@@ -31,7 +31,7 @@ onElement("theme", (button) => {
 
 // The choice of a language on the Settings page; "" is the browser's (app/i18n.py).
 onElement("language", (choice) => choice.addEventListener("change", () => {
-  document.cookie = `speculoos-language=${choice.value}; path=/; max-age=${choice.value ? 365 * 86400 : 0}; samesite=strict`;
+  document.cookie = `speculoos-language=${choice.value}; path=/; max-age=${choice.value ? 365 * 86400 : 0}; samesite=lax`;
   location.reload();
 }));
 
