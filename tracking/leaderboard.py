@@ -72,11 +72,13 @@ class LeaderboardView:
         return replace(self, sort=other.get(self.sort, first))
 
     def select(self) -> Select[Any]:
-        """The query of the evaluations in order; rows without a value in the sorted column come last."""
+        """The query of the evaluations in order; rows without a value in the sorted column come last. Speeds of each
+        server are listed after those of the local engine: they include the prompt and the network."""
         query = select(Evaluation).where(*MEASURED, *self._conditions())
-        column = SORTS[self.sort.removeprefix("-")]
-        order = column.desc() if self.sort.startswith("-") else column.asc()
-        return query.order_by(column.is_(None), order, Evaluation.created_at.desc(), Evaluation.id)
+        key = self.sort.removeprefix("-")
+        order = SORTS[key].desc() if self.sort.startswith("-") else SORTS[key].asc()
+        groups = (Evaluation.source,) if key in ("speedup", "speed") else ()
+        return query.order_by(SORTS[key].is_(None), *groups, order, Evaluation.created_at.desc(), Evaluation.id)
 
     def _conditions(self) -> list[ColumnElement[bool]]:
         equal = {

@@ -86,6 +86,9 @@ def test_rows_are_sorted_with_missing_figures_last_and_unfinished_ones_left_out(
         assert shown(session, sort="speedup") == ["b", "a", "d", "c"]
         assert shown(session, sort="-tau") == ["d", "b", "a", "c"]
         assert shown(session, sort="-made") == ["d", "c", "b", "a"]
+        session.get_one(Evaluation, "c").speedup = 9.0
+        session.flush()
+        assert shown(session) == ["d", "a", "b", "c"], "a server's speedup has another basis"
         assert shown(session, sort="id; DROP TABLE") == ["d", "a", "b", "c"], "an unknown order is the usual one"
 
 
