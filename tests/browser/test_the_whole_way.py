@@ -68,7 +68,7 @@ def start_training(page: Page, bench: Workbench, data: str, steps: int, name: st
 def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: Path) -> None:
     imported = import_prompts(page, bench, prompts, f"prompts {HOSTILE}")
     expect(page.locator("#dataset-head h1")).to_have_text(f"prompts {HOSTILE}")
-    expect(page.locator("#dataset-bad")).to_contain_text("3 unusable rows")
+    expect(page.locator("#dataset-bad")).to_contain_text("3 rows could not be used")
     expect(page.locator("#dataset-bad")).to_contain_text("13")
     expect(page.locator("#dataset-preview")).to_contain_text(HOSTILE)
 
