@@ -1,11 +1,11 @@
 """Clicks and seconds of a new user, in a headless browser, to what the workbench is for.
 
-    python -m benchmarks.walk [--only chat,draft] [--json FILE]
+    python -m benchmarks.walk [--only chat,draft,quickstart] [--json FILE]
 
 `speculoos up` in an empty home folder with the starter, then by mouse and keyboard: from Home to the first colored
-token, to a speedup, and from a file of own prompts to a measured draft with its download. Choosing a file counts as a
-click; typing a prompt and pressing Enter counts as one. Takes about ten minutes on an idle machine. Needs a git clone,
-as it uses test tools.
+token, to a speedup, from a file of own prompts to a measured draft with its download, and to a running quickstart.
+Choosing a file counts as a click; typing a prompt and pressing Enter counts as one. Takes about ten minutes on an idle
+machine. Needs a git clone, as it uses test tools.
 """
 
 import os
@@ -109,9 +109,18 @@ def draft(page: Page, url: str, file: Path) -> list[dict[str, Any]]:
     return [{**row, "verdict": page.locator("#verdict .sp-notice").inner_text()}]
 
 
+def quickstart(page: Page, url: str) -> list[dict[str, Any]]:
+    """From Home to the page of the running quickstart."""
+    open_page(page, url)
+    walk = Walk("Home to a running quickstart", page)
+    walk.click(page.locator("#home-quickstart"), "Run the quickstart")
+    page.locator('#guided-run .sp-step[data-state="RUNNING"]').first.wait_for(timeout=MINUTE)
+    return [walk.result()]
+
+
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--only", default="chat,draft", help="paths to walk: chat, draft")
+    parser.add_argument("--only", default="chat,draft", help="paths to walk: chat, quickstart, draft")
     options, before = parser.parse_args(), load_average()
     folder = Path(tempfile.mkdtemp())
     file = folder / "my-prompts.jsonl"
@@ -119,6 +128,7 @@ def main() -> int:
     up = Up(folder / "home", SPECULOOS_STARTER=str(starter_path()), OMP_NUM_THREADS=str(os.cpu_count()))
     paths: dict[str, Callable[[Page], list[dict[str, Any]]]] = {
         "chat": lambda page: chat(page, up.url),
+        "quickstart": lambda page: quickstart(page, up.url),
         "draft": lambda page: draft(page, up.url, file),
     }
     try:
@@ -130,7 +140,8 @@ def main() -> int:
         up.end()
         shutil.rmtree(up.settings.run_dir, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
-    allowed = {"Home to the first colored token": 2, "Own prompts to a measured draft and its download": 6}
+    allowed = {"Home to the first colored token": 2, "Home to a running quickstart": 1}
+    allowed["Own prompts to a measured draft and its download"] = 6
     head = "| path | clicks | seconds after the last | total |"
     cells = ([row["path"], row["clicks"], row["after_the_last"], row["total"]] for row in rows)
     goals = {f"{row['path']}: {allowed[row['path']]} clicks": row["clicks"] <= allowed[row["path"]]

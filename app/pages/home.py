@@ -1,19 +1,25 @@
 """Home: before any work a recorded race of the starter with and without its draft; after it the latest result."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app import visitor
 from app.i18n import N_, t
-from app.links import model_link
+from app.links import model_link, on_event_open
 from app.paths import PAGES
 from app.theme import asset
 from app.views import guided_view
 from app.views.job_view import progress, state_badge
-from app.widgets.elements import link_button, page_header, row_note
+from app.views.manage import SMALL
+from app.widgets.elements import block, link_button, page_header, row_note
 from app.widgets.list_page import live_page
 from app.widgets.picker import live
+from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from models.starter import STARTER_HEAD
 from speculoos.settings import Settings
@@ -21,25 +27,36 @@ from tracking import listing, queries
 from tracking.experiments import jobs_of
 from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Experiment, Job
-from workers.jobs.guided import EXPERIMENT
+from workers.jobs.guided import EXPERIMENT, QUICKSTART_MINUTES, submit_quickstart
 
 LEAD = N_("A small draft proposes tokens, the base model verifies them in one pass: same output, faster.")
 
 
 def build(settings: Settings) -> None:
     page_header(t("Speculative decoding, end to end"), t(LEAD))
-    live_page(settings, "home", now, lambda session, _: [view(session)], [live("home-work")])
+    work, message = live("home-work"), block(elem_id="home-said")
+    label = t("Run the quickstart: a draft for the starter in {n} minutes", n=QUICKSTART_MINUTES)
+    start = gr.Button(label, elem_id="home-quickstart", visible=False, **SMALL)
+    live_page(settings, "home", now, draw, [work, start])
+    on_event_open(start.click, partial(quickstart, settings), None, message)
+
+
+@show_errors("")
+def quickstart(settings: Settings) -> tuple[str, str]:
+    """Submit the quickstart: (error notice, URL of the run)."""
+    chain = submit_quickstart(settings, user=visitor.user())
+    return "", f"{PAGES['guided']}?experiment={chain.experiment_id}"
 
 
 def now(session: Session, _id: str) -> str:
     return listing.signature(session)
 
 
-def view(session: Session) -> str:
-    """What runs, and the latest trained draft; without work the race."""
-    latest = result(session)
-    work = running(session) + (latest or race())
-    return tag("div", buttons(session, main=not latest) + work, class_="sp-stack")
+def draw(session: Session, _id: str) -> list[Any]:
+    """What runs, and the latest trained draft; without work the race and the button of the quickstart."""
+    latest, active = result(session), running(session)
+    html = tag("div", buttons(session, main=not latest) + active + (latest or race()), class_="sp-stack")
+    return [html, gr.Button(visible=not latest and not active)]
 
 
 def buttons(session: Session, main: bool) -> str:
