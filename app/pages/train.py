@@ -303,6 +303,10 @@ def review_box(settings: Settings, request: Train, name: str, experiment: str, m
         notes = "".join(notice(text, "warn") for text in warnings(session, request))
         command = command_for(request, names(session), name, flags)
     config = request.config.to_json()
-    chosen = [f"{t(SETTINGS[name].label)} {value_words(config[name])}" for name in REVIEWED if config.get(name)]
+    chosen = [
+        f"{t(SETTINGS[name].label)} {value_words(config[name])}"
+        for name in REVIEWED
+        if config.get(name) not in ("no", "", None, 0)
+    ]
     notes += tag("p", safe(" · ".join(chosen)), class_="sp-hint")
     return tag("div", notes + review(estimate, command), class_="sp-stack"), line(estimate)
