@@ -79,7 +79,7 @@ def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Se
             rows, ListQuery("Active"), "50.x" if rows.query(Job).count() > 50 else "0.x"
         ),
         "one job": lambda rows: head(rows, rows.query(Job).first()),
-        "home": home_page.view,
+        "home": lambda rows: home_page.draw(rows, ""),
         "models": lambda rows: models.table(rows, ListQuery("All")),
         "data": lambda rows: data.table(rows, ListQuery("All")),
         "checkpoints": lambda rows: checkpoints.CHECKPOINTS.html(rows, ListQuery("All"), ""),

@@ -388,7 +388,7 @@ def test_a_guided_run_shows_its_steps_and_then_the_draft(filled):
         assert 'data-state="ended"' in html and "Running on the server" not in html
         assert "/playground?model=tiny%40heads" in html and "/models/drafts?id=heads" in html
         assert "2.50" in html
-        assert "2.50" in home_page.result(rows) and 'data-sp="race"' not in home_page.view(rows)
+        assert "2.50" in home_page.result(rows) and 'data-sp="race"' not in home_page.draw(rows, "")[0]
 
 
 def test_a_broken_guided_run_says_where_it_broke_and_shows_what_was_trained(filled):
@@ -403,7 +403,7 @@ def test_a_broken_guided_run_says_where_it_broke_and_shows_what_was_trained(fill
 
 def test_a_newcomer_sees_the_race_and_two_buttons(home):
     with reading(home) as rows:
-        html = home_page.view(rows)
+        html, _button = home_page.draw(rows, "")
         assert guided_view.latest(rows) is None and home_page.running(rows) == ""
         assert html.count('class="sp-button') == 2 and 'data-sp="race"' in html
 
