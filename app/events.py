@@ -48,9 +48,7 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.delete("/runs/{run_id}")
     def remove(run_id: str) -> dict[str, Any]:
-        with writing(settings) as session:
-            chats.remove_turn(session, run_id)
-        return {"id": run_id, "removed": True}
+        return removed(settings, chats.remove_turn, run_id)
 
     @router.post("/runs/{run_id}/cancel")
     def cancel(run_id: str) -> dict[str, Any]:
@@ -80,9 +78,7 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.delete("/chats/{chat_id}")
     def remove_chat(chat_id: str) -> dict[str, Any]:
-        with writing(settings) as session:
-            chats.remove(session, chat_id)
-        return {"id": chat_id, "removed": True}
+        return removed(settings, chats.remove, chat_id)
 
     @router.post("/runs/{run_id}/continue")
     def go_on(run_id: str) -> dict[str, Any]:
@@ -102,9 +98,7 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.delete("/comparisons/{group_id}")
     def remove_comparison(group_id: str) -> dict[str, Any]:
-        with writing(settings) as session:
-            runs.remove_comparison(session, group_id)
-        return {"id": group_id, "removed": True}
+        return removed(settings, runs.remove_comparison, group_id)
 
     return router
 
@@ -128,6 +122,13 @@ def comparison_view(settings: Settings, group_id: str) -> dict[str, Any]:
     if not columns:
         raise NotFound(f"There is no comparison {group_id!r}.")
     return {"id": group_id, "columns": columns}
+
+
+def removed(settings: Settings, remove: Callable[[Session, str], None], row_id: str) -> dict[str, Any]:
+    """Delete a row; returns the response."""
+    with writing(settings) as session:
+        remove(session, row_id)
+    return {"id": row_id, "removed": True}
 
 
 def chat_view(settings: Settings, chat_id: str, chosen: str = "") -> dict[str, Any]:

@@ -101,6 +101,7 @@ def _catalogue(tag: str) -> gettext.NullTranslations:
     return gettext.GNUTranslations(compiled)
 
 
+@cache
 def _messages(tag: str) -> Any:
     """The catalogue of a language, read by Babel, which takes 30 ms to import."""
     from babel.messages.pofile import read_po

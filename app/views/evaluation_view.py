@@ -8,7 +8,16 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.i18n import N_, plural, t
-from app.views.leaderboard import address, command, figure_cell, interval_ends, interval_note, model_words, names_of
+from app.views.leaderboard import (
+    address,
+    command,
+    figure_cell,
+    interval_ends,
+    interval_note,
+    model_words,
+    names_of,
+    tree_words,
+)
 from app.views.manage import note_line
 from app.widgets.elements import badge, detail_head, facts, fold, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
@@ -152,7 +161,7 @@ def details(row: Evaluation) -> str:
             (t("Temperature"), f"{row.temperature:g}"),
             (t("Top-p"), f"{row.top_p:g}" if row.top_p != 1 else ""),
             (t("Seed"), result.get("seed") if row.temperature else ""),
-            (t("Tree"), row.tree or ("" if row.source or not row.checkpoint_id else t("the draft's own"))),
+            (t("Tree"), tree_words(row, N_("the draft's own"))),
             (t("Precision"), row.dtype),
             (t("Engine"), result.get("engine")),
             (t("Passes"), result.get("passes")),

@@ -91,11 +91,7 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
     """Verdict, figures, and what to do with the draft; `jobs` may contain an export of it."""
     base = session.get_one(Base, checkpoint.base_id)
     exports = [job for job in jobs if job.kind == "export" and job.state == "SUCCEEDED"]
-    watch = model_link("playground", base.name, checkpoint.name)
-    links = ""
-    if watch not in verdict.part(session, training):
-        links = link_button(t("Chat with the draft"), watch, id="open-playground")
-    links += link_button(t("Compare with the baseline"), model_link("compare", base.name, checkpoint.name))
+    links = link_button(t("Compare with the baseline"), model_link("compare", base.name, checkpoint.name))
     command = ""
     for job in exports:
         name = job.request["format"]
@@ -111,4 +107,5 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
             t("Results per question"), f"{PAGES['evaluations']}?id={evaluated.request['evaluation_id']}"
         )
     shown = command_box(command, t("Serve it, in the folder of the unpacked download")) if command else ""
-    return verdict.part(session, training, links) + figure_tiles(session, checkpoint) + shown
+    watch = model_link("playground", base.name, checkpoint.name)
+    return verdict.part(session, training, links, watch) + figure_tiles(session, checkpoint) + shown

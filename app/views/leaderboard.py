@@ -137,8 +137,9 @@ def limits_words(row: Evaluation) -> str:
     return " · ".join(filter(None, (row.dtype, t("max {n} tokens", n=most) if most else "")))
 
 
-def tree_words(row: Evaluation) -> str:
-    return row.tree or ("" if row.source or not row.checkpoint_id else t("the draft's own tree"))
+def tree_words(row: Evaluation, own: str = N_("the draft's own tree")) -> str:
+    """The tree of an evaluation, `own` for the draft's; "" if there is none or a server chose it."""
+    return row.tree or ("" if row.source or not row.checkpoint_id else t(own))
 
 
 def address(view: LeaderboardView, **more: str) -> str:
@@ -194,7 +195,7 @@ def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:
         name + row_note(row.note),
         safe(row.questions or "–") + tag("div", row_note(prompts_words(row))),
         safe(f"{row.temperature:g}"),
-        safe(row.tree or ("–" if row.source or not row.checkpoint_id else t("the draft's own"))),
+        safe(tree_words(row, N_("the draft's own")) or "–"),
         figure_cell(row, "speedup", " ×") + row_note(t("end to end") if row.source and row.speedup else ""),
         figure_cell(row, "tau"),
         safe(figure(row.tokens_per_second, 1)),

@@ -104,8 +104,9 @@ def _advice(known: TrainingFacts, ways: Mapping[str, str]) -> tuple[str, str, st
     return t("Add more responses to prompts like those it will be used for."), "data", t("Add data")
 
 
-def part(session: Session, job: Job, more: str = "") -> str:
-    """The verdict as HTML for a succeeded training, with its buttons and `more`; "" for other jobs."""
+def part(session: Session, job: Job, more: str = "", chat: str = "") -> str:
+    """The verdict as HTML for a succeeded training, with its buttons, one to `chat` unless the next step leads there,
+    and `more`; "" for other jobs."""
     checkpoint = session.scalar(select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready"))
     if job.kind != "train" or job.state != "SUCCEEDED" or checkpoint is None:
         return ""
@@ -121,6 +122,8 @@ def part(session: Session, job: Job, more: str = "") -> str:
         link = f"/runs?id={row.job_id}" if pending and row.job_id else f"/results?id={row.id}"
         words = t("Open its running evaluation") if pending else t("Open its evaluation")
         buttons += link_button(words, link, id="verdict-evaluation")
+    if chat and chat != result.link:
+        buttons += link_button(t("Chat with the draft"), chat, id="open-playground")
     html = notice(result.text, result.tone) + tag("div", buttons + more, class_="sp-link-row")
     return tag("section", html, class_="sp-stack", id="verdict", aria_label=t("Verdict"))
 

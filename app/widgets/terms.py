@@ -3,7 +3,7 @@
 import re
 from functools import cache
 
-from app.i18n import N_, t
+from app.i18n import N_, language, t
 from app.widgets.text import safe, tag
 
 TERMS = {
@@ -42,8 +42,8 @@ def definitions() -> dict[str, list[str]]:
 
 def label(text: object) -> str:
     """A label as HTML; the first term in it has its definition as a tooltip."""
-    text, keys = str(text), {t(word).lower(): key for word, key in LABELS.items()}
-    if not (match := _pattern(tuple(keys)).search(text)):
+    text, (pattern, keys) = str(text), _terms(language())
+    if not (match := pattern.search(text)):
         return safe(text)
     key = keys[match[0].lower()]
     term = tag("abbr", safe(match[0]), class_="sp-term", title=t(TERMS[key]), data_term=key)
@@ -51,7 +51,9 @@ def label(text: object) -> str:
 
 
 @cache
-def _pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds the longest of `words`. Only Latin letters beside a word make it part of another one."""
-    longest_first = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
-    return re.compile(rf"(?<![a-zß-ÿ])({longest_first})(?![a-zß-ÿ])", re.IGNORECASE)
+def _terms(_language: str) -> tuple[re.Pattern[str], dict[str, str]]:
+    """(pattern that finds the longest term, term → key) in the current language. Only Latin letters beside a word make
+    it part of another one."""
+    keys = {t(word).lower(): key for word, key in LABELS.items()}
+    longest_first = "|".join(map(re.escape, sorted(keys, key=len, reverse=True)))
+    return re.compile(rf"(?<![a-zß-ÿ])({longest_first})(?![a-zß-ÿ])", re.IGNORECASE), keys
