@@ -29,6 +29,7 @@ from cli.commands import (
     push,
     quickstart,
     replay,
+    servers,
     services,
     train,
     tune,
@@ -76,6 +77,7 @@ GROUPS = {
     "jobs": jobs,
     "keys": keys,
     "replay": replay,
+    "servers": servers,
 }
 for command in COMMANDS:
     app.command(cls=train.TrainCommand if command is train.train else None)(command)

