@@ -15,6 +15,8 @@ from speculoos.errors import Damaged
 
 ROWS = 1024
 """Rows of a matrix that are cast at once."""
+BLOCKS = {"Q8_0": (32, 34), "Q4_1": (32, 20)}
+"""{block type of GGUF: (elements, bytes) of a block}."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class TensorSource:
 
     @property
     def size(self) -> int:
-        return SIZES[self.dtype] * prod(self.shape)
+        elements, size = BLOCKS.get(self.dtype) or (1, SIZES[self.dtype])
+        return size * prod(self.shape) // elements
 
 
 @dataclass(frozen=True)
