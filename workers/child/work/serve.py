@@ -55,7 +55,7 @@ def run(request: Serve, context: JobContext) -> dict[str, Any]:
     with prepared(request, context) as server, _private_key(context, server):
         started, restarts = time.monotonic(), 0
         while True:
-            context.wait_note(f"Starts {server.engine.title} {server.version}.")
+            show(context, f"Starts {server.engine.title} {server.version}.")
             with started_engine(server, context) as process:
                 ready = time.monotonic()
                 reason = _watch(process, server, request, context, started)
@@ -69,6 +69,11 @@ def run(request: Serve, context: JobContext) -> dict[str, Any]:
             note = f"{server.engine.title} {reason}; it is started again ({restarts} of {MAX_RESTARTS})."
             context.log(note, "warning")
             time.sleep(restarts)
+
+
+def show(context: JobContext, note: str) -> None:
+    """Show what the job does now."""
+    context.progress(0, None, "", note)
 
 
 @contextmanager
@@ -143,7 +148,7 @@ def _watch(process: EngineProcess, server: Prepared, request: Serve, context: Jo
     }
     with running_servers.announce(context.settings.home, server.name, values):
         context.log(f"{server.engine.title} {server.version} serves {server.launch.model} at {address}.")
-        context.wait_note(f"Ready: endpoint {server.name}, {address}.")
+        show(context, f"Ready: endpoint {server.name}, {address}.")
         failures, next_check = 0, time.monotonic() + HEALTH_SECONDS
         while not (request.hours and time.monotonic() - started > request.hours * 3600):
             check_stop(context)
@@ -186,7 +191,7 @@ def _write_draft(
     target = folder / "draft"
     check_export(row.path, base_row.path, form)
     if not target.exists():  # an earlier attempt may have written it
-        context.wait_note("Exports the draft.")
+        show(context, "Exports the draft.")
         base = load_base(base_row.path, "float32", "cpu", context.base_checksums(base_row), context.checksum_cache)
         with context.session() as session:
             facts = CardFacts.of(base_row, row.name, measurements(queries.evaluations(session, row.id)))
@@ -200,7 +205,7 @@ def _write_base(request: Serve, context: JobContext, base: Base, folder: Path) -
 
     target = folder / "base.gguf"
     if not target.exists():
-        context.wait_note("Writes the base model as GGUF.")
+        show(context, "Writes the base model as GGUF.")
         write_base(base.path, target, FILE_TYPES[request.precision], context)
     return target
 
@@ -235,10 +240,10 @@ def run_install(request: InstallServer, context: JobContext) -> dict[str, Any]:
     engine = INSTALLABLE[request.package]
     target = context.settings.home / ENVIRONMENTS / request.package
     with new_folder(target, replace=True) as building:
-        context.wait_note("Creates the virtual environment.")
+        show(context, "Creates the virtual environment.")
         venv.create(building, with_pip=True)
         python = building / "bin" / "python"
-        context.wait_note(f"Installs {request.package}.")
+        show(context, f"Installs {request.package}.")
         _pip(context, python, "install", *engine.wheels[request.package])
         if engine.removed:
             _pip(context, python, "uninstall", "--yes", *engine.removed)
