@@ -11,6 +11,7 @@ from typing import Any
 from formats import OWN, find_format
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
+from formats.gguf_files import write_gguf
 from formats.plan import ExportPlan, write_tensors
 from formats.quantized import round_draft
 from formats.readme import readme
@@ -95,7 +96,9 @@ def check_zip_target(target: Path) -> None:
 
 
 def _write(plan: ExportPlan, folder: Path, reporter: Reporter) -> None:
-    if plan.tensors:
+    if plan.weights.endswith(".gguf"):
+        write_gguf(folder / plan.weights, plan, _counter(reporter, plan.size, "written"))
+    elif plan.tensors:
         write_tensors(folder / plan.weights, plan.tensors, _counter(reporter, plan.size, "written"))
         write_json(folder / "config.json", plan.config)
     if plan.pickled:
@@ -141,12 +144,23 @@ def _compared(
     reporter.log("Rebuilding the draft from the export, as its server does, and comparing logits …")
     try:
         reader, draft = record.load("reader", checkpoint.method)(folder, checkpoint), load_draft(checkpoint.path, base)
-        rounded = [round_draft(draft, folder / "model.safetensors", record.scheme)] if record.scheme else []
+        rounded = _rounded(draft, reader, folder, record)
         proof = compare_drafts(draft, reader, base, reporter)
     except (ValueError, KeyError, RuntimeError, OSError, BadInput) as error:
         text = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
         return [Check("logits", False, f"the export cannot be read ({text[:300].rstrip('.')})")], {}
     return [*rounded, *proof.checks()], proof.figures()
+
+
+def _rounded(draft: Any, reader: Any, folder: Path, record: Format) -> list[Check]:
+    """Give the draft the weights of an export that rounds them; the check of their differences."""
+    if not record.scheme:
+        return []
+    if record.unquantized != "gguf":
+        return [round_draft(draft, folder / "model.safetensors", record.scheme)]
+    from formats.gguf_readers import round_gguf
+
+    return [round_gguf(draft, reader, record.scheme)]
 
 
 def _same_base(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Check:

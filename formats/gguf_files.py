@@ -13,6 +13,7 @@ from models.untrusted import read_safe_config
 from speculoos.errors import BadInput, Conflict, Damaged, Unsupported
 from speculoos.reporting import Reporter, SilentReporter, check_stop
 
+PHI3_TOKENS = ("<unk>", "<s>", "</s>", "<|endoftext|>")
 TYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "q8_0": ("Q8_0", 7), "q4_1": ("Q4_1", 3)}
 """{type in commands: (type of the matrices, `general.file_type`)}."""
 
@@ -61,7 +62,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def model_plan(folder: Path, config: dict[str, Any], entries: list[TensorEntry], tokenizer: Path) -> ExportPlan:
-    """The file of a whole model: its weights in the type they are stored in. `tokenizer`: the folder of its tokenizer."""
+    """The file of a whole model, its weights in their stored type. `tokenizer`: the folder of its tokenizer."""
     architecture = ARCHITECTURES[config["model_type"]]
     sources = model_tensors(config, entries)
     rows = next((source.shape[0] for source in sources if source.name == "token_embd.weight"), 0)
@@ -70,10 +71,11 @@ def model_plan(folder: Path, config: dict[str, Any], entries: list[TensorEntry],
     keys = {
         "general.architecture": architecture,
         "general.type": "model",
-        "general.name": folder.name,
         **size_keys(architecture, config, int(config["num_hidden_layers"]), rows),
         **tokenizer_keys(tokenizer, rows),
     }
+    if architecture == "phi3" and {*PHI3_TOKENS} <= {*keys["tokenizer.ggml.tokens"]}:
+        keys["general.name"] = "Phi-3"  # by this name llama.cpp strips spaces after special tokens, as Phi-3 does
     return ExportPlan([*sources, *rope_tensors(config)], keys)
 
 
@@ -81,7 +83,8 @@ def typed(plan: ExportPlan, type: str) -> ExportPlan:
     """The plan with its matrices in one of TYPES."""
     kind, number = TYPES[type]
     keys = {**plan.config, "general.file_type": number, "general.quantization_version": 2}
-    return replace(plan, tensors=[rounded(source, kind) for source in plan.tensors], config=keys)
+    sources, name = [rounded(source, kind) for source in plan.tensors], plan.weights.replace("f32", type)
+    return replace(plan, tensors=sources, config=keys, weights=name)
 
 
 def write_gguf(path: Path, plan: ExportPlan, on_bytes: Callable[[int], None]) -> None:

@@ -79,17 +79,17 @@ def tokenizer_keys(folder: Path, rows: int) -> dict[str, Any]:
         keys["tokenizer.ggml.add_space_prefix"] = _prefix(data)
     else:
         keys["tokenizer.ggml.merges"] = [f"{left} {right}" for left, right in merges]
-    return keys | _special(tokenizer, folder)
+    return keys | _special(tokenizer, folder, rows)
 
 
-def _special(tokenizer: Any, folder: Path) -> dict[str, Any]:
+def _special(tokenizer: Any, folder: Path, rows: int) -> dict[str, Any]:
     """Ids of special tokens, whether a text begins and ends with them, and the chat template. llama.cpp also ends at
     `eot`, for a model that has two end tokens."""
     from models.tokenizer import read_eos_ids
 
     ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "padding": tokenizer.pad_token_id}
     ids["unknown"] = tokenizer.unk_token_id
-    others = sorted(read_eos_ids(folder, tokenizer) - {ids["eos"]})
+    others = sorted(index for index in read_eos_ids(folder, tokenizer) - {ids["eos"]} if index < rows)
     if ids["eos"] is None and others:
         ids["eos"] = others.pop(0)
     if others:

@@ -168,7 +168,10 @@ def rotated(x: Tensor, config: Mapping[str, Any]) -> Tensor:
     half = x.shape[-1] // 2
     theta, factor = float(config.get("rope_theta", 10000.0)), 1.0
     frequencies = theta ** (-torch.arange(half, dtype=torch.float32) / half)
-    if config.get("rope_scaling"):
+    scaling = config.get("rope_scaling")
+    if scaling and scaling["rope_type"] == "divided":
+        frequencies = frequencies / scaling["divisors"]
+    elif scaling:
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

@@ -51,6 +51,7 @@ def readme(
         "sha256 of its weights": facts.sha256 or checkpoint.config.get("base_sha256") or "not recorded",
         "sha256 of its tokenizer": facts.tokenizer_sha256 or checkpoint.tokenizer_sha256,
     }
+    served = record.serve(checkpoint, facts, folder)
     noun = METHODS[checkpoint.method].noun if checkpoint.method in METHODS else checkpoint.method
     return "\n".join(
         [
@@ -61,8 +62,8 @@ def readme(
             verdict,
             "## Serve\n",
             *(["Download it first:\n", fenced_code_block(download, "sh")] if repository else []),
-            _folders(facts, folder),
-            record.serve(checkpoint, facts, folder),
+            _folders(facts, folder, served),
+            served,
             measured(checkpoint) + "\n",
             *markdown_section("Measured", dict(facts.measured)),
             "## Base\n",
@@ -82,10 +83,10 @@ def readme(
     )
 
 
-def _folders(facts: CardFacts, folder: str) -> str:
+def _folders(facts: CardFacts, folder: str, served: str) -> str:
     base = (
         ""
-        if facts.model == facts.location
+        if facts.model == facts.location or facts.model not in served
         else f"; {code_span(facts.model)} stands for the folder of {escape_text(facts.name)}"
     )
     note = f"{code_span(f'./{folder}')} is the folder with this file; run the commands in its parent folder{base}.\n"

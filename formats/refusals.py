@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from formats.checkpoint import CheckpointFiles
+from formats.gguf_models import model_reason, rope_parameters, rope_reason
+from formats.gguf_tokenizer import tokenizer_reason
 from formats.quantized import LAYERS
 from models.identity import tensors
 from speculoos.errors import SpeculoosError
@@ -159,6 +161,26 @@ def llama_layers(server: str, checkpoint: CheckpointFiles) -> str:
         if len(entry.shape) > 1 and not known:
             return f"8-bit exports support layers like Llama's only, and the draft has a matrix {name}."
     return ""
+
+
+def gguf_base(server: str, checkpoint: CheckpointFiles) -> str:
+    """EAGLE-3: the server loads the base model from a GGUF file too, and the draft's file has its tokenizer."""
+    if reason := rope_reason(rope_parameters(checkpoint.config)):
+        return f"The draft: {reason}"
+    if max(checkpoint.aux_layers) + 1 >= checkpoint.base_layers:
+        return f"The draft fuses the output of the base model's last layer, which {server} does not pass to it."
+    return _base_tokenizer(checkpoint)
+
+
+def gguf_model(server: str, checkpoint: CheckpointFiles) -> str:
+    """Standalone drafts: a model that GGUF files are written for."""
+    reason = model_reason(checkpoint.config, checkpoint.tensors)
+    return f"The draft: {reason}" if reason else _base_tokenizer(checkpoint)
+
+
+def _base_tokenizer(checkpoint: CheckpointFiles) -> str:
+    reason = tokenizer_reason(checkpoint.base_path)
+    return f"The base model: {reason}" if reason else ""
 
 
 REFERENCE_EAGLE3 = (residual_before_norm, ascending_layers, one_layer, known_only(EAGLE3))

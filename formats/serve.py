@@ -160,6 +160,19 @@ def draft_model(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> s
     return _each({"vLLM": vllm, "SGLang": sglang}, checkpoint, facts, folder)
 
 
+def llamacpp(checkpoint: CheckpointFiles, facts: CardFacts, folder: str, file: str = "") -> str:
+    """llama-server drafts chains with the draft's `file`. The base model is a GGUF file too, which the workbench
+    writes; any other GGUF file of the same model does as well."""
+    kind = "draft-simple" if checkpoint.method == "draft" else "draft-eagle3"
+    path, tokens = _path(f"{folder}/{file}"), drafted_tokens(checkpoint)
+    command = (
+        f"speculoos models gguf {shlex.quote(facts.name)} --out base-f16.gguf\n"
+        f"llama-server -m base-f16.gguf --alias {shlex.quote(facts.served_name)} \\\n"
+        f"  --model-draft {path} --spec-type {kind} --spec-draft-n-max {tokens}"
+    )
+    return _served(command, facts, 8080)
+
+
 def modelopt(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """The servers that read ModelOpt's exports; ModelOpt itself is not a server."""
     return _each({"TensorRT-LLM": trtllm, "SGLang": sglang}, checkpoint, facts, folder)

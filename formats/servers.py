@@ -4,11 +4,13 @@ writers and readers are imported when they are needed."""
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from formats import serve
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
+from formats.gguf_files import typed
 from formats.plan import ExportPlan
 from formats.quantized import quantized_plan
 from formats.refusals import (
@@ -20,6 +22,8 @@ from formats.refusals import (
     REFERENCE_MEDUSA,
     Refusal,
     ascending_layers,
+    gguf_base,
+    gguf_model,
     known_only,
     llama_layers,
     one_layer,
@@ -57,7 +61,10 @@ class Format:
     default_reason: str = ""
     server: str = ""
     scheme: str = ""
-    """Scheme of formats.quantized in which linear layers are stored; "" for the draft's own precision."""
+    """Scheme of formats.quantized in which linear layers are stored, or type of a GGUF file's matrices; "" for weights
+    that are not rounded."""
+    modules: str = ""
+    """Prefix of the modules with its writers and readers."""
 
     @property
     def unquantized(self) -> str:
@@ -89,11 +96,13 @@ class Format:
 
         An 8-bit format has those of the format it is named after.
         """
-        return getattr(importlib.import_module(f"formats.{part}s"), f"{method}_{self.unquantized}")
+        return getattr(importlib.import_module(f"formats.{self.modules}{part}s"), f"{method}_{self.unquantized}")
 
     def plan(self, checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
         """What the writer of the checkpoint's method plans, with quantized layers in an 8-bit format."""
         plan = self.load("writer", checkpoint.method)(checkpoint, base, facts)
+        if self.modules == "gguf_":
+            return typed(plan, self.scheme or "f32")
         return quantized_plan(plan, self.scheme) if self.scheme else plan
 
 
@@ -228,6 +237,35 @@ HUGGINGFACE = Format(
 )
 """A standalone draft as a Hugging Face folder: `assistant_model` in transformers, a draft model in the servers."""
 
+GGUF = Format(
+    name="gguf",
+    title="GGUF (llama.cpp)",
+    layouts={
+        "eagle3": Layout(
+            "llama.cpp since 2026-06 and programs that embed it",
+            (
+                three_layers,
+                one_layer,
+                ascending_layers,
+                known_only(EAGLE3 | {"own_embeddings", "target_hidden_size"}),
+                gguf_base,
+            ),
+        ),
+        "draft": Layout("llama.cpp, LM Studio, Ollama and others", (gguf_model,)),
+    },
+    serve=serve.llamacpp,
+    unsupported={
+        "eagle": "llama.cpp supports EAGLE-3 only, not EAGLE-1.",
+        "medusa": "llama.cpp does not support Medusa.",
+    },
+    server="llama.cpp",
+    modules="gguf_",
+)
+"""One GGUF file in float32, for llama.cpp; `gguf-f16` and `gguf-q8_0` round its matrices.
+
+Sources: llama.cpp src/models/eagle3.cpp, conversion/{base,llama,qwen,phi}.py, common/arg.cpp.
+"""
+
 PRECISIONS = {"fp8": ("FP8", "fp8"), "int8": ("int8", "w8a8")}
 """{ending of a format's name: (ending of its title, scheme)}."""
 
@@ -248,6 +286,13 @@ def _quantized(record: Format, layouts: Mapping[str, Layout], **changes: Any) ->
     ]
 
 
+def _gguf(kind: str) -> Format:
+    """The GGUF format with matrices of the type `kind`."""
+    names = {} if kind == "f32" else {"name": f"gguf-{kind}", "scheme": kind}
+    title = f"GGUF (llama.cpp), {kind.upper()}"
+    return replace(GGUF, title=title, serve=partial(serve.llamacpp, file=f"draft-{kind}.gguf"), **names)
+
+
 EAGLES = ("eagle", "eagle3")
 STANDALONE = {"draft": Layout("vLLM 0.29 to 0.33, SGLang 0.5, as a draft model", (llama_layers,))}
 ALL = (
@@ -259,6 +304,7 @@ ALL = (
     MEDUSA_REPOSITORY,
     MODELOPT,
     *(HUGGINGFACE, *_quantized(HUGGINGFACE, STANDALONE, serve=serve.draft_model, unsupported={})),
+    *map(_gguf, ("f32", "f16", "q8_0")),
 )
 """All formats. vLLM and SGLang read `quantization_config` in the config.json of a draft, whatever the base model has.
 
