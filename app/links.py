@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 import gradio as gr
 
+from app.forms import PAIR
 from app.paths import PAGES
 from app.widgets.elements import QUIET, hidden
 from tracking.tables import Job
@@ -25,6 +26,11 @@ def on_event_open(events: Any, act: Callable[..., Any], inputs: Any, message: gr
 def model_link(page: str, base: str, checkpoint: str = "") -> str:
     """`/playground?model=starter@my-heads`."""
     return f"{PAGES[page]}?" + urlencode({"model": f"{base}@{checkpoint}" if checkpoint else base})
+
+
+def serve_link(base_id: str, checkpoint_id: str = "") -> str:
+    """URL of the form that starts a server for this model."""
+    return f"{PAGES['servers']}?servers-model={base_id}{PAIR}{checkpoint_id}"
 
 
 def clone_form(job: Job) -> str:

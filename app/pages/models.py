@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.forms import SOURCES, fetch_request
 from app.i18n import N_, plural, t
-from app.links import model_link, on_event_open
+from app.links import model_link, on_event_open, serve_link
 from app.paths import PAGES
 from app.views import checkpoint_rows, export_rows
 from app.views.data_view import state_badge
@@ -184,6 +184,7 @@ def uses(base: Base) -> str:
         link_button(t("Generate training data"), f"/data?base={base.id}"),
         link_button(t("Train a draft"), f"/runs/new?base={base.id}"),
         link_button(t("Import a draft"), f"/models/drafts?base={base.id}"),
+        link_button(t("Serve"), serve_link(base.id)),
     )
     return tag("div", "".join(links), class_="sp-link-row")
 

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.i18n import N_, plural, t
-from app.links import model_link
+from app.links import model_link, serve_link
 from app.paths import PAGES
 from app.views import export_rows
 from app.views.leaderboard import prompts_words
@@ -272,6 +272,7 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
         link_button(t("Download zip"), file, main=True, id="checkpoint-download"),
         link_button(t("Try in the Playground"), model_link("playground", base.name, checkpoint.name)),
         link_button(t("Compare with the baseline"), f"/playground/compare?{pair}"),
+        link_button(t("Serve"), serve_link(base.id, checkpoint.id)),
         link_button(t("Plan"), f"/models?{urlencode({'id': base.id, 'checkpoint': checkpoint.id})}"),
     )
     hint = tag("span", t("model.safetensors, config.json, model card and SHA256SUMS"), class_="sp-hint")

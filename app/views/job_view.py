@@ -12,6 +12,8 @@ from tracking import listing
 from tracking.tables import Job
 
 ACTIVE = ("QUEUED", "RUNNING", "INTERRUPTED")
+ENDLESS = ("serve",)
+"""Kinds of jobs that run until they are stopped, so that they have neither a bar nor a time left."""
 PAUSED = "Paused: "
 """Start of the note of a job that waits for memory or disk space on its worker's machine."""
 STATES: dict[str, tuple[str, Tone | str]] = {
@@ -63,7 +65,7 @@ def progress_words(job: Job) -> str:
     parts = [counted(done, job.total, job.unit)] if job.unit or done else []
     if stopped_early(job):
         parts.append(t("stopped early"))
-    if job.state == "RUNNING" and not job.cancel_requested:
+    if job.state == "RUNNING" and not job.cancel_requested and job.kind not in ENDLESS:
         parts.append(time_left(job))
     if job.state in ("RUNNING", "INTERRUPTED") and job.progress_note:
         parts.append(job.progress_note)
@@ -93,7 +95,7 @@ def progress(job: Job) -> str:
     done = min(shown_done(job), total) if total else 0
     if job.state == "SUCCEEDED" and not stopped_early(job):
         done = total
-    if total is None and job.state != "RUNNING":
+    if total is None and (job.state != "RUNNING" or job.kind in ENDLESS):
         return tag("p", safe(progress_words(job)), class_="sp-lead")
     return progress_bar(done, total, progress_words(job))
 

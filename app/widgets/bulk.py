@@ -1,4 +1,5 @@
-"""Bulk actions on rows of a list: a checkbox before each row, and a bar of buttons while some are ticked."""
+"""Actions on rows of a list: a checkbox before each row, with a bar of buttons while some are ticked, and buttons of
+single rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ element.addEventListener('click', (event) => {
   if (!button) return;
   if (button.dataset.bulk === 'all') { for (const box of boxes()) ticked.add(box.dataset.choose); return drawTicks(); }
   if (button.dataset.bulk === 'none') { ticked.clear(); return drawTicks(); }
+  if (button.dataset.row) return trigger('bulk', {action: button.dataset.bulk, ids: [button.dataset.row], text: ''});
   if (button.dataset.go) { location.href = button.dataset.go + chosen().join(','); return; }
   if (button.dataset.confirm && !button.dataset.sure) {
     button.dataset.sure = 'yes';
@@ -107,6 +109,11 @@ def _button(name: str, label: str, confirmation: str = "", **data: object) -> st
     more = {f"data_{key}": value for key, value in data.items()}
     common = {"type": "button", "class_": "sp-small-button", "data_bulk": name, "data_text": label}
     return tag("button", safe(label), **common, data_confirm=confirmation or None, **more)
+
+
+def row_button(action: str, row_id: str, words: str) -> str:
+    """Button of one row."""
+    return _button(action, words, row=row_id)
 
 
 def on_bulk(listed: gr.HTML, actions: Mapping[str, Action], outputs: list[Any]) -> Any:

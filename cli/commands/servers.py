@@ -24,6 +24,7 @@ from workers.jobs.serve import engine_command, find_server, server_jobs
 app = listed("Servers (llama.cpp, vLLM, SGLang) of a base model, alone or with a draft.")
 Name = Annotated[str, typer.Argument(help="Name of the server, or id of its job.")]
 POLL_SECONDS = 0.3
+STOP_SECONDS = 15.0
 
 
 @app.command()
@@ -54,19 +55,27 @@ def _start(settings: Settings, request: Serve, as_json: bool) -> None:
 
     with Services(settings, programs_for(request.queue)) as services:
         job = submit(request, user=current_user(), settings=settings)
-        while not (entry := _running(settings, job.id)):
-            services.ensure_running()
-            with reading(settings) as session:
-                if jobs.get(session, job.id).state in FINISHED:
+        try:
+            while not (entry := _running(settings, job.id)):
+                services.ensure_running()
+                if _has_ended(settings, job.id):
                     follow(settings, job.id)  # raises its error
-            time.sleep(POLL_SECONDS)
-        finish(entry, as_json, _words(entry))
-        if services.is_owner:
-            say("Ctrl-C stops it.")
-            try:
+                time.sleep(POLL_SECONDS)
+            finish(entry, as_json, _words(entry))
+            if services.is_owner:
+                say("Ctrl-C stops it.")
                 follow(settings, job.id, services)
-            finally:
+        finally:
+            if services.is_owner and not _has_ended(settings, job.id):
                 request_cancel(job.id, settings)
+                deadline = time.monotonic() + STOP_SECONDS
+                while not _has_ended(settings, job.id) and time.monotonic() < deadline:
+                    time.sleep(POLL_SECONDS)
+
+
+def _has_ended(settings: Settings, job_id: str) -> bool:
+    with reading(settings) as session:
+        return jobs.get(session, job_id).state in FINISHED
 
 
 @app.command()

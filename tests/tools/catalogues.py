@@ -27,7 +27,7 @@ from tracking.states import JobState
 from workers.jobs.builtin import BUILT_IN
 from workers.jobs.estimates import DEFAULTS, UNKNOWN, UNMEASURED
 from workers.jobs.guided import BUDGETS
-from workers.jobs.requests import KINDS, Evaluate, GenerateData, Matrix, PlanRequest, Quantize, Train
+from workers.jobs.requests import KINDS, Evaluate, GenerateData, Matrix, PlanRequest, Quantize, Serve, Train
 
 CLONE = Path(__file__).resolve().parents[2]
 KEYWORDS = {"t": None, "plural": (1, 2), "N_": None}
@@ -85,6 +85,7 @@ def _of_settings() -> set[str]:
         Matrix: ("limit", "max_tokens"),
         PlanRequest: ("batches", "layers"),
         Quantize: ("scheme",),
+        Serve: tuple(name for name in Serve.options() if name != "engine"),
         GenerateData: tuple(name for name in GenerateData.options() if name != "endpoint"),
     }
     settings = [*SETTINGS.values(), *(kind.options()[name] for kind, names in shown.items() for name in names)]

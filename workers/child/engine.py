@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from formats.engines import Engine, Launch
+from formats.engines import LaunchOptions, ServerEngine
 from speculoos.errors import JobFailed, OutOfMemory, Unavailable, Unsupported
 from speculoos.limited import PR_SET_PDEATHSIG, SECRETS
 from speculoos.redaction import redact
@@ -40,8 +40,8 @@ for name in sys.argv[1:]:
         pass
 """
 ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception)\b: .+|error[:\]] .+|failed to .+)")
-LATER = ("Engine core initialization failed", "WorkerProc initialization failed", "WorkerProc failed")
-"""Errors that only report that another process failed."""
+NOT_CAUSES = ("Engine core initialization failed", "WorkerProc initialization failed", "warning is normal")
+"""Errors that only report that another process failed, or that are none."""
 NO_MEMORY = re.compile(r"out of memory|bad_alloc|[Cc]annot allocate|No available memory|failed to allocate", re.I)
 PORT_TAKEN = re.compile(r"[Aa]ddress already in use|couldn't bind|failed to bind")
 
@@ -54,7 +54,14 @@ class EngineProcess:
     """A server that listens on a port of the loopback interface. It ends with the process that starts it; the caller
     must be the main thread, because Linux ties it to that thread."""
 
-    def __init__(self, engine: Engine, version: str, launch: Launch, command: Sequence[str], gpus: Sequence[str] = ()):
+    def __init__(
+        self,
+        engine: ServerEngine,
+        version: str,
+        launch: LaunchOptions,
+        command: Sequence[str],
+        gpus: Sequence[str] = (),
+    ):
         """`gpus`: UUIDs of the GPUs that it may use."""
         self.engine, self.version, self.launch = engine, version, launch
         self.root = f"http://127.0.0.1:{launch.port}"
@@ -102,7 +109,11 @@ class EngineProcess:
         text, name = "\n".join(lines), f"{self.engine.title} {self.version}".strip()
         if PORT_TAKEN.search(text):
             return PortTaken(name)
-        found = [match[1] for line in lines if (match := ERROR.search(line)) and not any(w in line for w in LATER)]
+        found = [
+            match[1]
+            for line in lines
+            if (match := ERROR.search(line)) and not any(words in line for words in NOT_CAUSES)
+        ]
         cause = found[0] if found else " / ".join(line.strip() for line in lines[-SHOWN_LINES:])
         message = f"{name} {what}" + (f": {cause[:LONGEST_LINE].rstrip('.')}." if cause else ".")
         if NO_MEMORY.search(text):
@@ -144,7 +155,7 @@ class EngineProcess:
             sys.stdout.flush()
 
 
-def engine_version(engine: Engine, python: str, command: Sequence[str]) -> str:
+def engine_version(engine: ServerEngine, python: str, command: Sequence[str]) -> str:
     """Version of the engine. Raises Unsupported if it is not in its environment or cannot be run."""
     if not python:
         return _output([*command, "--version"], engine).strip().splitlines()[0][:80] if command else ""
@@ -176,7 +187,7 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _environment(engine: Engine, launch: Launch, gpus: Sequence[str]) -> dict[str, str]:
+def _environment(engine: ServerEngine, launch: LaunchOptions, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of this process without secrets and Python's settings; libraries are offline."""
     inherited = {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in SECRETS)}
     for name in ("PYTHONPATH", "PYTHONHOME", "OMP_NUM_THREADS"):
@@ -186,7 +197,7 @@ def _environment(engine: Engine, launch: Launch, gpus: Sequence[str]) -> dict[st
     return {**inherited, **offline, **visible, **engine.environment(launch)}
 
 
-def _output(command: Sequence[str], engine: Engine) -> str:
+def _output(command: Sequence[str], engine: ServerEngine) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -211,7 +222,7 @@ def _orphans(pid: int) -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if process.pid != pid]
 
 
-def python_command(engine: Engine, python: str, command: Sequence[str]) -> list[str]:
+def python_command(engine: ServerEngine, python: str, command: Sequence[str]) -> list[str]:
     """The command that starts the engine, without its arguments."""
     return list(command) or [python, *engine.program]
 

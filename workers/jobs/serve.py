@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from formats.engines import ENGINES, INSTALLABLE, Engine, find_engine
+from formats.engines import ENGINES, INSTALLABLE, ServerEngine, find_engine
 from models.methods.settings import setting
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
 from speculoos.servers import NAME, require_operator
@@ -32,10 +32,10 @@ class Serve(Request):
 
     base_id: str
     checkpoint_id: str = ""
-    engine: str = setting("llamacpp", "Server to start: llamacpp, vllm or sglang.", label="Server")
+    engine: Literal[*ENGINES] = setting("llamacpp", "Server to start: llamacpp, vllm or sglang.", label="Server")
     endpoint_name: str = setting("", "Name of the endpoint; default: from the model and the server.", label="Name")
     tokens: int = setting(0, "Draft tokens per step; 0: as tuned.", 0, 64, label="Draft tokens")
-    precision: str = setting(
+    precision: Literal["auto", "float32", "bfloat16", "float16", "q8_0", "q4_1"] = setting(
         "auto",
         "auto, float32, bfloat16, float16 or, for llama.cpp, q8_0 and q4_1. auto: f16 for llama.cpp, else the base's.",
         label="Precision",
@@ -47,7 +47,7 @@ class Serve(Request):
     hours: float = setting(0.0, "Stop after this time; 0: when it is cancelled.", 0, 10_000, label="Hours")
 
     @property
-    def its_engine(self) -> Engine:
+    def its_engine(self) -> ServerEngine:
         return find_engine(self.engine)
 
     def check_settings(self, settings: Settings) -> None:
@@ -111,7 +111,7 @@ class InstallServer(Request):
         return ["servers", "install", Operand(self.package)]
 
 
-def engine_command(settings: Settings, engine: Engine) -> tuple[str, list[str]]:
+def engine_command(settings: Settings, engine: ServerEngine) -> tuple[str, list[str]]:
     """(Python of the engine's environment, command that replaces its program): as in settings.toml, else of the
     environment that `InstallServer` made; ("", []) if it is not installed."""
     configured = settings.engines.get(engine.name)
@@ -124,12 +124,12 @@ def engine_command(settings: Settings, engine: Engine) -> tuple[str, list[str]]:
     return "", []
 
 
-def installed_engines(settings: Settings) -> list[Engine]:
+def installed_engines(settings: Settings) -> list[ServerEngine]:
     """The engines that can be started on this machine, as far as their settings tell."""
     return [engine for engine in ENGINES.values() if any(engine_command(settings, engine))]
 
 
-def not_installed(engine: Engine) -> Unsupported:
+def not_installed(engine: ServerEngine) -> Unsupported:
     """The error for an engine without an environment."""
     install = "".join(f"`speculoos servers install {name}`, or " for name in engine.wheels)
     return Unsupported(

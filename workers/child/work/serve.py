@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from formats.engines import FILE_TYPES, INSTALLABLE, Engine, Launch
+from formats.engines import FILE_TYPES, INSTALLABLE, LaunchOptions, ServerEngine
 from speculoos import running_servers
 from speculoos.errors import Conflict, JobFailed
 from speculoos.files import new_folder, new_private_file
@@ -43,10 +43,10 @@ class Prepared:
     """What a server needs, except for its port."""
 
     name: str
-    engine: Engine
+    engine: ServerEngine
     version: str
     command: list[str]
-    launch: Launch
+    launch: LaunchOptions
     gpus: tuple[str, ...] = ()
 
 
@@ -96,7 +96,7 @@ def prepared(request: Serve, context: JobContext) -> Iterator[Prepared]:
     try:
         draft, tokens = _write_draft(request, context, base, row, folder) if row else (None, 0)
         gpus = _take_gpus(request, context, [base.path, *([row.path] if row else [])])
-        launch = Launch(
+        launch = LaunchOptions(
             base=_write_base(request, context, base, folder) if engine.base_file else Path(base.path),
             model=base.name,
             port=0,
