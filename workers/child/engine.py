@@ -67,6 +67,7 @@ class EngineProcess:
         self.root = f"http://127.0.0.1:{launch.port}"
         self._lines: collections.deque[str] = collections.deque(maxlen=LINES)
         become_subreaper()
+        self._others = set(psutil.Process().children(recursive=True))  # which `end` leaves alone
         prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found before the fork
         self.process = subprocess.Popen(
             [*command, *engine.arguments(launch)],
@@ -123,7 +124,7 @@ class EngineProcess:
     def end(self) -> None:
         """End it and all processes that it started."""
         for send in (psutil.Process.terminate, psutil.Process.kill):
-            processes = [*_descendants(self.process.pid), *_orphans(self.process.pid)]
+            processes = [each for each in psutil.Process().children(recursive=True) if each not in self._others]
             for process in processes:
                 try:
                     send(process)
@@ -207,19 +208,6 @@ def _output(command: Sequence[str], engine: ServerEngine) -> str:
             f"Correct [servers.{engine.name}] in settings.toml.",
         ) from None
     return done.stdout or done.stderr
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
-def _orphans(pid: int) -> list[psutil.Process]:
-    """Processes of an engine whose own process `pid` ended: the kernel gave them to this process."""
-    return [process for process in psutil.Process().children(recursive=True) if process.pid != pid]
 
 
 def python_command(engine: ServerEngine, python: str, command: Sequence[str]) -> list[str]:

