@@ -1,5 +1,5 @@
 """A process that answers chats and tells of its drafting as other servers do:
-python acceptance_server.py PORT_FILE vllm | vllm_each | sglang | tensorrt_llm | silent [KEY].
+python acceptance_server.py PORT_FILE vllm | vllm_each | llamacpp | sglang | tensorrt_llm | silent [KEY].
 
 Every answer of the model `drafted` is 8 tokens out of 3 verifications, which took 5 drafted tokens: 3 at depth 1 and 2
 at depth 2. The model `plain` drafts nothing and is slower. The text "fail" is refused, with the key in the sentence,
@@ -29,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             owner = KIND.removesuffix("_each")
             self.reply(200, {"object": "list", "data": [{"id": "drafted", "object": "model", "owned_by": owner}]})
-        elif self.path == "/metrics" and KIND.startswith("vllm"):
+        elif self.path == "/metrics" and KIND.startswith(("vllm", "llamacpp")):
             self.send(200, metrics().encode(), "text/plain; version=0.0.4")
         else:
             self.reply(404, {"error": {"message": "nothing here"}})
@@ -69,6 +69,9 @@ def answer(body: dict[str, Any], text: str) -> dict[str, Any]:
     choice["message"] = {"role": "assistant", "content": f"you said: {text}"}
     made = {"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
     made["usage"] = {"prompt_tokens": 3, "completion_tokens": TOKENS, "total_tokens": TOKENS + 3}
+    if KIND == "llamacpp":  # its timings count the first token, which no verification gave
+        counts = {"draft_n": 9, "draft_n_accepted": sum(ACCEPTED)} if drafted else {}
+        made["timings"] = {"predicted_n": TOKENS + 1, **counts}
     if drafted and KIND == "vllm_each":
         counts = {"num_spec_steps": DRAFTS, "num_accepted_draft_tokens": sum(ACCEPTED), "num_draft_tokens": 9}
         made["metrics"] = {"speculative_decoding": {**counts, "acceptance_histogram": [0, 1, 2]}}
@@ -89,7 +92,7 @@ def metrics() -> str:
     for position, accepted in enumerate(ACCEPTED):
         label = f'{{engine="0",model_name="drafted",position="{position}"}}'
         lines += [f"vllm:spec_decode_num_accepted_tokens_per_pos_total{label} {steps * accepted}"]
-    return "\n".join(lines) + "\n"
+    return ("\n".join(lines) + "\n").replace("vllm:", "llamacpp:" if KIND == "llamacpp" else "vllm:")
 
 
 if __name__ == "__main__":
