@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
@@ -58,10 +59,21 @@ class PublishedAcceptance:
         accepted = tuple(mine - theirs for mine, theirs in zip(self.accepted, longer, strict=False))
         return PublishedAcceptance(self.tokens - other.tokens, self.verifications - other.verifications, accepted)
 
+    def __add__(self, other: "PublishedAcceptance") -> "PublishedAcceptance":
+        """Totals of both; `accepted` counts only those that publish depths, `drafted` and `steps` are left out."""
+        accepted = tuple(map(sum, zip_longest(self.accepted, other.accepted, fillvalue=0.0)))
+        return PublishedAcceptance(self.tokens + other.tokens, self.verifications + other.verifications, accepted)
+
     @property
     def is_known(self) -> bool:
         """Whether there were verifications, and all numbers are finite."""
         return self.verifications > 0 and all(map(math.isfinite, (self.tokens, self.verifications, *self.accepted)))
+
+    @property
+    def rates(self) -> list[float]:
+        """Acceptance rate given an accepted parent, by depth; [] if depths are not published."""
+        counts = [self.verifications, *self.accepted]
+        return [round(after / parent, 4) for parent, after in zip(counts, counts[1:], strict=False) if parent]
 
     @property
     def accepted_tokens(self) -> float:

@@ -8,15 +8,18 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import openai
 
 from corpus.conversations import Conversation, make_conversation_from_row, row_seed
 from corpus.endpoints import EndpointPool, short_error
+from evaluation.load import LoadSide, measure_loads
 from evaluation.published import META_INFO, PublishedAcceptance, acceptance_of_answer, scrape, undrafted_answer
-from evaluation.served_figures import ServedAnswer, breakdown, by_depth, fill_undrafted, identical, metrics
+from evaluation.served_figures import ServedAnswer, breakdown, fill_undrafted, identical, metrics
 from speculoos.errors import BadInput, Unavailable
+from speculoos.loads import stops_paying_at
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Endpoint
 
@@ -52,6 +55,8 @@ class _Session:
     options: ServedRequest
     reporter: Reporter
     server: str = ""
+    asked: str = ""
+    """Name of the endpoint that was asked last."""
     counters_before: PublishedAcceptance | None = None
     """The server's counters after the last answer; None if it has none."""
     answers: list[ServedAnswer] = field(default_factory=list)
@@ -66,28 +71,48 @@ def evaluate_served(
     *,
     model: str = "",
     plain_model: str = "",
+    plain_endpoint: Endpoint | None = None,
+    concurrency: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Send all questions to the first address of `endpoint`. The result has the keys of
     `evaluation.acceptance.evaluate`, None for unpublished metrics, and `source` (endpoint, model, and the source of the
-    acceptance: `answers`, `counters` or ""). `plain_model` is the same base without a draft.
+    acceptance: `answers`, `counters` or ""). The same base without a draft is `plain_model`, on `plain_endpoint` if it
+    is given. `concurrency`: numbers of concurrent requests at which the prompts are sent again; the result then has
+    `loads` (see `evaluation.load.measure_loads`) and `stops_paying_at` (`speculoos.loads`).
 
     Raises Unavailable when it does not answer, BadInput without a question, Cancelled between prompts.
     """
     if not questions:
         raise BadInput("There is no question to evaluate on.")
     endpoint, options = replace(endpoint, url=endpoint.urls[0]), options or ServedRequest()
-    plain = EndpointPool([endpoint], plain_model) if plain_model else None
+    without = replace(plain_endpoint, url=plain_endpoint.urls[0]) if plain_endpoint else endpoint
+    plain = EndpointPool([without], plain_model) if plain_model or plain_endpoint else None
+    for each in (endpoint, without) if concurrency else ():
+        if each.requests_per_minute:
+            raise BadInput(f"{each.name} has requests_per_minute in settings.toml, which limits every load; remove it.")
+    total = len(questions) * (1 + len(concurrency))
     session = _Session(endpoint, EndpointPool([endpoint], model), plain, options, reporter)
     session.server = _server(session)
     _warm_up(session)
     session.counters_before = scrape(endpoint)
     for number, row in enumerate(questions, 1):
         _question(session, row)
-        reporter.progress(number, len(questions), "questions")
+        reporter.progress(number, total, "questions")
         check_stop(reporter)
     if not session.answers:
-        raise Unavailable(f"{endpoint.name} answered no question: {session.failed[0]['reason']}")
-    return _result(session)
+        raise Unavailable(f"{session.asked} answered no question: {session.failed[0]['reason']}")
+    result = _result(session)
+    if not concurrency:
+        return result
+    loads = measure_loads(
+        LoadSide(session.drafting.servers[0], partial(scrape, endpoint) if session.counters_before else None),
+        LoadSide(plain.servers[0]) if plain else None,
+        [_fields(session, answer.messages, answer.id, answer.turn) for answer in session.answers],
+        concurrency,
+        reporter,
+        lambda done: reporter.progress(round(len(questions) * (1 + done)), total, "questions"),
+    )
+    return {**result, "loads": loads, "stops_paying_at": stops_paying_at(loads)}
 
 
 def _server(session: _Session) -> str:
@@ -122,9 +147,7 @@ def _question(session: _Session, row: dict[str, Any]) -> None:
         session.failed.append({"id": chat.id, "reason": reason})
         session.reporter.log(f"{chat.id}: left out, {reason}", "warning")
         if not session.answers and len(session.failed) >= FAILED_IN_A_ROW:
-            raise Unavailable(
-                f"{session.endpoint.name} does not answer: {reason}", "See its log, then retry."
-            ) from None
+            raise Unavailable(f"{session.asked} does not answer: {reason}", "See its log, then retry.") from None
 
 
 def _turn(session: _Session, chat: Conversation) -> None:
@@ -146,15 +169,21 @@ def _turn(session: _Session, chat: Conversation) -> None:
 
 def _complete(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
     """(text, tokens, seconds of the successful request, whole response)."""
+    session.asked = pool.servers[0].endpoint.name
+    fields = _fields(session, chat.messages(), chat.id, len(chat.answers))
+    reply, _ = pool.create_completion(threading.Event(), **fields)
+    return reply.text, reply.tokens, reply.seconds, reply.body
+
+
+def _fields(session: _Session, messages: list[dict[str, str]], chat_id: str, turn: int) -> dict[str, Any]:
+    """The fields of a chat completion."""
     options = session.options
     extra: dict[str, Any] = {"top_p": options.top_p} if options.top_p < 1 else {}
     if options.temperature > 0:
-        extra["seed"] = row_seed(options.seed, chat.id, len(chat.answers)) & 0x7FFFFFFF
+        extra["seed"] = row_seed(options.seed, chat_id, turn) & 0x7FFFFFFF
     if session.server == "sglang":
         extra["extra_body"] = META_INFO
-    fields = {"max_tokens": options.max_tokens, "temperature": options.temperature, **extra}
-    reply, _ = pool.create_completion(threading.Event(), messages=chat.messages(), **fields)
-    return reply.text, reply.tokens, reply.seconds, reply.body
+    return {"messages": messages, "max_tokens": options.max_tokens, "temperature": options.temperature, **extra}
 
 
 def _from_counters(session: _Session) -> PublishedAcceptance | None:
@@ -174,7 +203,6 @@ def _result(session: _Session) -> dict[str, Any]:
     categories = sorted({a.category for a in answers if a.category})
     return {
         **metrics(answers),
-        "acceptance_by_depth": by_depth(answers),
         **breakdown(answers),
         "identical_to_plain": identical(answers),
         "per_category": {name: metrics([a for a in answers if a.category == name]) for name in categories},

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -68,16 +67,11 @@ def _lengths(acceptances: Sequence[PublishedAcceptance]) -> list[int]:
     if depths are not published or inconsistent with the number of tokens (possible for trees)."""
     if not acceptances or not all(one.accepted for one in acceptances):
         return []
-    accepted = _accepted_by_depth(acceptances)
+    total = sum(acceptances, PublishedAcceptance())
+    accepted = [total.verifications, *total.accepted]
     counts = [round(this - deeper) for this, deeper in zip(accepted, [*accepted[1:], 0.0], strict=True)]
-    emitted, tokens = sum(n * count for n, count in enumerate(counts, 1)), sum(one.tokens for one in acceptances)
-    return counts if min(counts) >= 0 and abs(emitted - tokens) <= TOLERANCE * tokens else []
-
-
-def _accepted_by_depth(acceptances: Sequence[PublishedAcceptance]) -> list[float]:
-    """Number of verifications, followed by the accepted draft tokens at depth 1, 2, …"""
-    by_depth = map(sum, zip_longest(*(one.accepted for one in acceptances), fillvalue=0.0))
-    return [sum(one.verifications for one in acceptances), *by_depth]
+    emitted = sum(n * count for n, count in enumerate(counts, 1))
+    return counts if min(counts) >= 0 and abs(emitted - total.tokens) <= TOLERANCE * total.tokens else []
 
 
 def identical(answers: Sequence[ServedAnswer]) -> bool | None:
@@ -93,6 +87,7 @@ def metrics(answers: Sequence[ServedAnswer]) -> dict[str, Any]:
     compared = bool(plain_tokens and tokens and plain_seconds and seconds)
     return {
         "mean_accepted_length": _ratio(*counts.sum(0)) if len(counts) else None,
+        "acceptance_by_depth": by_depth(answers),
         "mean_accepted_length_interval": _interval(counts, lambda totals: totals[:, 0] / totals[:, 1]),
         "speedup": round((tokens / seconds) / (plain_tokens / plain_seconds), 3) if compared else None,
         "speedup_interval": _interval(times if compared else times[:0], _speedups),
@@ -125,5 +120,4 @@ def _interval(rows: np.ndarray, statistic: Any) -> list[float] | None:
 
 def by_depth(answers: Sequence[ServedAnswer]) -> list[float]:
     """Acceptance rate given an accepted parent, by depth."""
-    accepted = _accepted_by_depth([a.acceptance for a in answers if a.acceptance and a.acceptance.accepted])
-    return [round(after / parent, 4) for parent, after in zip(accepted, accepted[1:], strict=False) if parent]
+    return sum((a.acceptance for a in answers if a.acceptance and a.acceptance.accepted), PublishedAcceptance()).rates
