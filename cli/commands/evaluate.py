@@ -19,7 +19,7 @@ from speculoos.suites import BUILT_IN_SUITE_NAME
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Evaluation
-from workers.jobs.evaluate import Evaluate, check_sampling
+from workers.jobs.evaluate import ONLY_SERVERS, Evaluate, check_sampling
 from workers.jobs.words import parse_settings
 
 
@@ -43,6 +43,8 @@ def evaluate(
         raise BadInput("A server sets its own draft and precision; leave --draft and --dtype out.")
     if not (model or options["endpoint"]):
         raise BadInput("Choose what to measure: --model NAME, or --endpoint NAME.")
+    if (options["concurrency"] or options["plain_endpoint"]) and not options["endpoint"]:
+        raise BadInput(ONLY_SERVERS)
     request = Evaluate(**options, drafting=trees.read_options(parse_settings(draft or ())))
     check_sampling([request.temperature], [request.top_p], [request.dtype])
     settings = open_home()

@@ -33,6 +33,7 @@ round."""
 REPEATED = 3
 """On a busy machine an evaluation of a draft repeats its questions, up to this many times the first pass's time."""
 MAX_NUMBER = 100_000
+ONLY_SERVERS = "Concurrency and a server without a draft are for servers: choose the server to measure."
 DTYPE_HELP = "Precision of base and draft; default SPECULOOS_DTYPE."
 SEED_HELP = "Seed of sampling."
 
@@ -111,7 +112,7 @@ class Evaluate(Measurement):
                 "A server sets its own draft and precision; leave tree and precision out, or omit the server."
             )
         if (self.plain_endpoint or self.concurrency) and not self.endpoint:
-            raise BadInput("Concurrency and a server without a draft are for servers: choose the server to measure.")
+            raise BadInput(ONLY_SERVERS)
         if not (self.endpoint or self.base_id):
             raise BadInput("Choose what to measure: a base model, or an endpoint.")
 
