@@ -52,7 +52,7 @@ class PublishedAcceptance:
     """Total number of draft tokens; None if it is not published."""
     steps: tuple[PublishedStep, ...] | None = None
     """The verifications of one answer in order, after its first token, which no step emitted; None if the server
-    publishes totals only. The answer's end may cut the last step's tokens."""
+    publishes totals only, or not all steps. The answer's end may cut the last step's tokens."""
 
     def __sub__(self, other: "PublishedAcceptance") -> "PublishedAcceptance":
         longer = (*other.accepted, *[0.0] * (len(self.accepted) - len(other.accepted)))
@@ -184,6 +184,9 @@ def _vllm(answer: Mapping[str, Any]) -> PublishedAcceptance:
     by_depth, steps = _by_depth(result.get("acceptance_histogram")), _vllm_steps(result)
     if steps is not None and (len(steps), sum(step.accepted for step in steps)) != (verifications, accepted):
         steps = None
+    # it counts only steps with draft tokens: n-gram drafts and batch-size schedules have others
+    undrafted = max(_count((answer.get("usage") or {}).get("completion_tokens") or 0) - 1 - verifications - accepted, 0)
+    verifications, steps = verifications + undrafted, None if undrafted else steps
     return PublishedAcceptance(verifications + accepted, verifications, by_depth, drafted, steps)
 
 

@@ -115,6 +115,16 @@ def test_steps_are_known_where_the_server_lists_them() -> None:
         assert totals == PublishedAcceptance(11.0, 4.0, (4.0, 2.0, 1.0), 12.0, None)
 
 
+def test_steps_without_draft_tokens_are_verifications_too() -> None:
+    """vLLM with a schedule that drafts nothing for two requests: 30 tokens, one step with draft tokens."""
+    of_one = {"num_spec_steps": 1, "num_accepted_draft_tokens": 2, "num_draft_tokens": 3, "num_spec_tokens": 3}
+    of_one |= {"acceptance_histogram": [0, 0, 1, 0], "per_step_accepted": [2], "per_step_drafted": [3]}
+    answer = {"metrics": {"speculative_decoding": of_one}, "usage": {"completion_tokens": 30}}
+    assert acceptance_of_answer(answer) == PublishedAcceptance(29.0, 27.0, (1.0, 1.0, 0.0), 3.0, None)
+    whole = {"metrics": {"speculative_decoding": RECORDED["vllm"]}, "usage": {"completion_tokens": 11}}
+    assert acceptance_of_answer(whole).verifications == 4, "the end of the answer cut the last step"
+
+
 def test_llama_cpp_s_timings_give_totals() -> None:
     """29 tokens after the first, 17 of them drafted: the server counted 12 forwards after the prefill."""
     published = acceptance_of_answer({"timings": RECORDED["llamacpp"]})
