@@ -211,9 +211,12 @@ def served_request(
     suite: str | None,
     limit: Any,
     max_tokens: Any,
+    plain_endpoint: str | None = "",
+    concurrency: str = "",
 ) -> Evaluate:
     """Request to evaluate an endpoint on a suite. Raises BadInput."""
     values = {"endpoint_model": model, "plain_model": plain_model, "limit": limit, "max_tokens": max_tokens}
+    values |= {"plain_endpoint": plain_endpoint, "concurrency": concurrency}
     if not endpoint:
         raise BadInput("Server: choose an endpoint; they are defined in settings.toml.")
     base_id, checkpoint_id = pair(serves or "")

@@ -172,7 +172,6 @@ def acceptance_result(results: Sequence[PromptResult]) -> dict[str, Any]:
     categories = sorted({m.category for m in results if m.category})
     return {
         **_metrics(results),
-        "acceptance_by_depth": [round(a, 4) for a in _summary(results).acceptance_by_depth],
         "identical_to_plain": all(m.tie for m in differing),
         "ties": sum(m.tie for m in differing),
         "per_category": {name: _metrics([m for m in results if m.category == name]) for name in categories},
@@ -183,7 +182,8 @@ def acceptance_result(results: Sequence[PromptResult]) -> dict[str, Any]:
 def _metrics(results: Sequence[PromptResult]) -> dict[str, Any]:
     metrics = _totals(results)
     headline = {"mean_accepted_length": metrics["mean_accepted_length"], "speedup": metrics["end_to_end_speedup"]}
-    return {**headline, **_estimated(results), **metrics}
+    depths = [round(rate, 4) for rate in _summary(results).acceptance_by_depth]
+    return {**headline, **_estimated(results), **metrics, "acceptance_by_depth": depths}
 
 
 def _totals(results: Sequence[PromptResult]) -> dict[str, Any]:

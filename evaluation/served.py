@@ -8,27 +8,31 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from functools import partial
 from typing import Any
 
-import numpy as np
 import openai
 
 from corpus.conversations import Conversation, make_conversation_from_row, row_seed
 from corpus.endpoints import EndpointPool, short_error
-from evaluation.breakdown import PromptMetrics, worst_first
-from evaluation.estimate import DRAWS, INTERVAL_PERCENTILES, SEED
-from evaluation.published import META_INFO, PublishedAcceptance, acceptance_of_answer, scrape
+from evaluation.load import LoadSide, measure_loads
+from evaluation.published import META_INFO, PublishedAcceptance, acceptance_of_answer, scrape, undrafted_answer
+from evaluation.served_figures import ServedAnswer, breakdown, fill_undrafted, identical, metrics
 from speculoos.errors import BadInput, Unavailable
+from speculoos.loads import stops_paying_at
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Endpoint
 
-SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "speculoos": "Speculoos"}
+SERVERS = {
+    "vllm": "vLLM",
+    "llamacpp": "llama.cpp",
+    "sglang": "SGLang",
+    "tensorrt_llm": "TensorRT-LLM",
+    "speculoos": "Speculoos",
+}
 """{`owned_by` of a server's models: display name}."""
 NO_ACCEPTANCE = "This server says nothing of its acceptance; its speed alone is measured."
 FAILED_IN_A_ROW = 3
-TOLERANCE = 0.01
-"""Maximum relative difference between a server's token counts by depth and its total."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +46,6 @@ class ServedRequest:
 
 
 @dataclass
-class ServedAnswer:
-    """One prompt: tokens and seconds with and (if requested) without a draft."""
-
-    category: str
-    tokens: int
-    seconds: float
-    acceptance: PublishedAcceptance | None
-    acceptance_source: str = ""
-    """Source of `acceptance`: `answers` or `counters`."""
-    plain_tokens: int = 0
-    plain_seconds: float = 0.0
-    same_as_plain: bool | None = None
-    id: str = ""
-    turn: int = 0
-    messages: list[dict[str, str]] = field(default_factory=list)
-
-
-@dataclass
 class _Session:
     """State of one server's evaluation."""
 
@@ -69,6 +55,8 @@ class _Session:
     options: ServedRequest
     reporter: Reporter
     server: str = ""
+    asked: str = ""
+    """Name of the endpoint that was asked last."""
     counters_before: PublishedAcceptance | None = None
     """The server's counters after the last answer; None if it has none."""
     answers: list[ServedAnswer] = field(default_factory=list)
@@ -83,28 +71,48 @@ def evaluate_served(
     *,
     model: str = "",
     plain_model: str = "",
+    plain_endpoint: Endpoint | None = None,
+    concurrency: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Send all questions to the first address of `endpoint`. The result has the keys of
     `evaluation.acceptance.evaluate`, None for unpublished metrics, and `source` (endpoint, model, and the source of the
-    acceptance: `answers`, `counters` or ""). `plain_model` is the same base without a draft.
+    acceptance: `answers`, `counters` or ""). The same base without a draft is `plain_model`, on `plain_endpoint` if it
+    is given. `concurrency`: numbers of concurrent requests at which the prompts are sent again; the result then has
+    `loads` (see `evaluation.load.measure_loads`) and `stops_paying_at` (`speculoos.loads`).
 
     Raises Unavailable when it does not answer, BadInput without a question, Cancelled between prompts.
     """
     if not questions:
         raise BadInput("There is no question to evaluate on.")
     endpoint, options = replace(endpoint, url=endpoint.urls[0]), options or ServedRequest()
-    plain = EndpointPool([endpoint], plain_model) if plain_model else None
+    without = replace(plain_endpoint, url=plain_endpoint.urls[0]) if plain_endpoint else endpoint
+    plain = EndpointPool([without], plain_model) if plain_model or plain_endpoint else None
+    for each in (endpoint, without) if concurrency else ():
+        if each.requests_per_minute:
+            raise BadInput(f"{each.name} has requests_per_minute in settings.toml, which limits every load; remove it.")
+    total = len(questions) * (1 + len(concurrency))
     session = _Session(endpoint, EndpointPool([endpoint], model), plain, options, reporter)
     session.server = _server(session)
     _warm_up(session)
     session.counters_before = scrape(endpoint)
     for number, row in enumerate(questions, 1):
         _question(session, row)
-        reporter.progress(number, len(questions), "questions")
+        reporter.progress(number, total, "questions")
         check_stop(reporter)
     if not session.answers:
-        raise Unavailable(f"{endpoint.name} answered no question: {session.failed[0]['reason']}")
-    return _result(session)
+        raise Unavailable(f"{session.asked} answered no question: {session.failed[0]['reason']}")
+    result = _result(session)
+    if not concurrency:
+        return result
+    loads = measure_loads(
+        LoadSide(session.drafting.servers[0], partial(scrape, endpoint) if session.counters_before else None),
+        LoadSide(plain.servers[0]) if plain else None,
+        [_fields(session, answer.messages, answer.id, answer.turn) for answer in session.answers],
+        concurrency,
+        reporter,
+        lambda done: reporter.progress(round(len(questions) * (1 + done)), total, "questions"),
+    )
+    return {**result, "loads": loads, "stops_paying_at": stops_paying_at(loads)}
 
 
 def _server(session: _Session) -> str:
@@ -139,17 +147,16 @@ def _question(session: _Session, row: dict[str, Any]) -> None:
         session.failed.append({"id": chat.id, "reason": reason})
         session.reporter.log(f"{chat.id}: left out, {reason}", "warning")
         if not session.answers and len(session.failed) >= FAILED_IN_A_ROW:
-            raise Unavailable(
-                f"{session.endpoint.name} does not answer: {reason}", "See its log, then retry."
-            ) from None
+            raise Unavailable(f"{session.asked} does not answer: {reason}", "See its log, then retry.") from None
 
 
 def _turn(session: _Session, chat: Conversation) -> None:
     text, tokens, seconds, answer = _complete(session, session.drafting, chat)
-    from_answer = acceptance_of_answer(answer)
-    acceptance = from_answer or _from_counters(session)
+    from_answer, counted = acceptance_of_answer(answer), _from_counters(session)
+    acceptance = from_answer.with_depths(counted) if from_answer else counted
     acceptance_source = ("answers" if from_answer else "counters") * bool(acceptance)
     answered = ServedAnswer(chat.category, tokens, seconds, acceptance, acceptance_source)
+    answered.if_undrafted = undrafted_answer(answer)
     answered.id, answered.turn, answered.messages = chat.id, len(chat.answers), chat.messages()
     if session.plain:
         plain, answered.plain_tokens, answered.plain_seconds, _ = _complete(session, session.plain, chat)
@@ -162,15 +169,21 @@ def _turn(session: _Session, chat: Conversation) -> None:
 
 def _complete(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
     """(text, tokens, seconds of the successful request, whole response)."""
+    session.asked = pool.servers[0].endpoint.name
+    fields = _fields(session, chat.messages(), chat.id, len(chat.answers))
+    reply, _ = pool.create_completion(threading.Event(), **fields)
+    return reply.text, reply.tokens, reply.seconds, reply.body
+
+
+def _fields(session: _Session, messages: list[dict[str, str]], chat_id: str, turn: int) -> dict[str, Any]:
+    """The fields of a chat completion."""
     options = session.options
     extra: dict[str, Any] = {"top_p": options.top_p} if options.top_p < 1 else {}
     if options.temperature > 0:
-        extra["seed"] = row_seed(options.seed, chat.id, len(chat.answers)) & 0x7FFFFFFF
+        extra["seed"] = row_seed(options.seed, chat_id, turn) & 0x7FFFFFFF
     if session.server == "sglang":
         extra["extra_body"] = META_INFO
-    fields = {"max_tokens": options.max_tokens, "temperature": options.temperature, **extra}
-    reply, _ = pool.create_completion(threading.Event(), messages=chat.messages(), **fields)
-    return reply.text, reply.tokens, reply.seconds, reply.body
+    return {"messages": messages, "max_tokens": options.max_tokens, "temperature": options.temperature, **extra}
 
 
 def _from_counters(session: _Session) -> PublishedAcceptance | None:
@@ -183,16 +196,16 @@ def _from_counters(session: _Session) -> PublishedAcceptance | None:
 
 def _result(session: _Session) -> dict[str, Any]:
     answers, options = session.answers, session.options
+    fill_undrafted(answers)
     sources = ", ".join(sorted({a.acceptance_source for a in answers} - {""}))
     if not sources:
         session.reporter.log(NO_ACCEPTANCE, "warning")
     categories = sorted({a.category for a in answers if a.category})
     return {
-        **_metrics(answers),
-        "acceptance_by_depth": _by_depth(answers),
-        **_breakdown(answers),
-        "identical_to_plain": _identical(answers),
-        "per_category": {name: _metrics([a for a in answers if a.category == name]) for name in categories},
+        **metrics(answers),
+        **breakdown(answers),
+        "identical_to_plain": identical(answers),
+        "per_category": {name: metrics([a for a in answers if a.category == name]) for name in categories},
         "failed": session.failed[:100],
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
@@ -200,88 +213,3 @@ def _result(session: _Session) -> dict[str, Any]:
         "seed": options.seed,
         "source": {**session.drafting.config(), "server": SERVERS.get(session.server, ""), "by": sources},
     }
-
-
-def _breakdown(answers: Sequence[ServedAnswer]) -> dict[str, Any]:
-    """Accepted lengths and the prompts with the lowest τ, if the server publishes them per answer. Drafted tokens are
-    not published."""
-    with_acceptance = [answer for answer in answers if answer.acceptance]
-    prompts = [
-        PromptMetrics(
-            {"id": answer.id, "turn": answer.turn, "category": answer.category},
-            answer.acceptance.tau,
-            answer.tokens,
-            round(answer.acceptance.verifications),
-            answer.messages,
-        )
-        for answer in with_acceptance
-    ]
-    metrics = {"per_prompt": worst_first(prompts)} if prompts else {}
-    lengths = _lengths([answer.acceptance for answer in with_acceptance])
-    return metrics | ({"lengths": lengths} if lengths else {})
-
-
-def _lengths(acceptances: Sequence[PublishedAcceptance]) -> list[int]:
-    """Number of verifications that emitted 1, 2, … tokens: differences of the accepted counts of consecutive depths. []
-    if depths are not published or inconsistent with the number of tokens (possible for trees)."""
-    if not acceptances or not all(one.accepted for one in acceptances):
-        return []
-    accepted = _accepted_by_depth(acceptances)
-    counts = [round(this - deeper) for this, deeper in zip(accepted, [*accepted[1:], 0.0], strict=True)]
-    emitted, tokens = sum(n * count for n, count in enumerate(counts, 1)), sum(one.tokens for one in acceptances)
-    return counts if min(counts) >= 0 and abs(emitted - tokens) <= TOLERANCE * tokens else []
-
-
-def _accepted_by_depth(acceptances: Sequence[PublishedAcceptance]) -> list[float]:
-    """Number of verifications, followed by the accepted draft tokens at depth 1, 2, …"""
-    by_depth = map(sum, zip_longest(*(one.accepted for one in acceptances), fillvalue=0.0))
-    return [sum(one.verifications for one in acceptances), *by_depth]
-
-
-def _identical(answers: Sequence[ServedAnswer]) -> bool | None:
-    compared = [answer.same_as_plain for answer in answers if answer.same_as_plain is not None]
-    return all(compared) if compared else None
-
-
-def _metrics(answers: Sequence[ServedAnswer]) -> dict[str, Any]:
-    """Totals over prompts, with intervals from a bootstrap over prompts."""
-    counts = np.array([(a.tokens, a.verifications) for a in (b.acceptance for b in answers) if a]).reshape(-1, 2)
-    times = np.array([(a.tokens, a.seconds, a.plain_tokens, a.plain_seconds) for a in answers], dtype=float)
-    tokens, seconds, plain_tokens, plain_seconds = times.sum(0)
-    compared = bool(plain_tokens and tokens and plain_seconds and seconds)
-    return {
-        "mean_accepted_length": _ratio(*counts.sum(0)) if len(counts) else None,
-        "mean_accepted_length_interval": _interval(counts, lambda totals: totals[:, 0] / totals[:, 1]),
-        "speedup": round((tokens / seconds) / (plain_tokens / plain_seconds), 3) if compared else None,
-        "speedup_interval": _interval(times if compared else times[:0], _speedups),
-        "tokens_per_second": _ratio(tokens, seconds),
-        "plain_tokens_per_second": _ratio(plain_tokens, plain_seconds) if compared else None,
-        "prompts": len(answers),
-        "tokens": int(tokens),
-    }
-
-
-def _ratio(numerator: float, denominator: float) -> float | None:
-    return round(float(numerator / denominator), 4) if denominator else None
-
-
-def _speedups(totals: np.ndarray) -> np.ndarray:
-    """[draws] from [draws, (tokens, seconds, plain tokens, plain seconds)]."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return (totals[:, 0] / totals[:, 1]) / (totals[:, 2] / totals[:, 3])
-
-
-def _interval(rows: np.ndarray, statistic: Any) -> list[float] | None:
-    """95 % bootstrap interval of `statistic` over prompts; None with fewer than two."""
-    if len(rows) < 2:
-        return None
-    draws = np.random.default_rng(SEED).integers(len(rows), size=(DRAWS, len(rows)))
-    values = statistic(rows[draws].sum(1))
-    values = values[np.isfinite(values)]
-    return [round(float(value), 4) for value in np.percentile(values, INTERVAL_PERCENTILES)] if len(values) else None
-
-
-def _by_depth(answers: Sequence[ServedAnswer]) -> list[float]:
-    """Acceptance rate given an accepted parent, by depth."""
-    accepted = _accepted_by_depth([a.acceptance for a in answers if a.acceptance and a.acceptance.accepted])
-    return [round(after / parent, 4) for parent, after in zip(accepted, accepted[1:], strict=False) if parent]

@@ -1,14 +1,17 @@
-"""Import of benchmark suites as question sets: MT-Bench, HumanEval, GSM8K and Spec-Bench from their published files.
+"""Import of benchmark suites as question sets: MT-Bench, HumanEval, GSM8K and Spec-Bench from their published files,
+SPEED-Bench from files that its own script has prepared.
 
 Parsing is strict: one question in another format fails the import, since results on a part of a suite are not results
 on that suite.
 """
 
 import gzip
+import re
 import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,10 @@ GZIP = b"\x1f\x8b"
 MAX_DECOMPRESSED = 64 << 20
 """Maximum unpacked bytes of a gzip file."""
 FIELDS = frozenset(
-    ("turns", "prompt", "question", "answer", "category", "reference", "canonical_solution", "question_id", "task_id")
+    (
+        *("turns", "messages", "prompt", "question", "answer", "category", "reference", "canonical_solution"),
+        *("question_id", "task_id"),
+    )
 )
 TASKS = {
     **dict.fromkeys(
@@ -40,6 +46,9 @@ TASKS = {
 """{Spec-Bench category: one of the six tasks for which its results are reported (Xia et al. 2024, section 4)}."""
 CATEGORIES = {"humaneval": "code", "gsm8k": "math"}
 """Category of all questions of a suite that names none."""
+SPLIT = re.compile(r"qualitative|throughput_(\d+)k")
+UNPREPARED = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+"""Begin of the texts that SPEED-Bench's hub dataset has in place of other datasets' texts."""
 COMPLETION_PROMPT = "Complete this Python function.\n\n```python\n{}\n```"
 
 
@@ -56,6 +65,9 @@ def import_suite(
     `corpus.importing.import_prompts`. Raises BadInput with file, line and field for a file in another format."""
     check_suite(suite)
     name = original_name or Path(path).name
+    _check_split(name, suite)
+    if licence := SUITES[suite].licence:
+        reporter.log(f"{SUITES[suite].title} has the license “{licence}”.")
     with _decompressed(Path(path), name) as file:
         rows = read_suite(file, suite, name, limit)
         return write_rows(path, rows, folder, reporter, "question", original_name=name, kind="prompts", suite=suite)
@@ -68,15 +80,37 @@ def check_suite(suite: str) -> None:
 
 
 def read_suite(path: Path, suite: str, name: str, limit: int | None = None) -> Iterator[ImportedRow]:
-    """At most `limit` questions of a suite's file. Raises BadInput for the first one in another format."""
+    """At most `limit` questions of a suite's file. Raises BadInput for the first one in another format, and for a whole
+    file without questions of some category."""
+    missing, form = {*SUITES[suite].categories}, f"{SUITES[suite].title} is read from {SUITES[suite].form}."
     for record in islice(read_records(path, FIELDS), limit):
         try:
             if isinstance(record, UnreadableRecord):
                 raise BadRecord(record.reason)
-            yield _row(record.line, record_of(record.value), suite)
+            row = _row(record.line, record_of(record.value), suite)
         except BadRecord as bad:
-            form = f"{SUITES[suite].title} is read from {SUITES[suite].form}."
             raise BadInput(f"{name}, line {record.line}: {bad}.", form) from None
+        missing.discard(row.category)
+        yield row
+    if missing and limit is None:
+        raise BadInput(f"{name}: it has no question of {', '.join(sorted(missing))}; a suite must be complete.", form)
+
+
+def installed_file(suite: str) -> Path | None:
+    """The suite's file in an installed Python package."""
+    package, file = SUITES[suite].package or ("", "")
+    spec = find_spec(package) if package else None
+    path = Path(spec.origin).parent / file if spec and spec.origin else None
+    return path if path and path.is_file() else None
+
+
+def _check_split(name: str, suite: str) -> None:
+    """Raise BadInput if a file's name is that of another split of SPEED-Bench, whose questions look the same."""
+    if not suite.startswith("speed_bench") or not (found := SPLIT.search(name)):
+        return
+    other = f"speed_bench_{found[1]}k" if found[1] else "speed_bench"
+    if other != suite:
+        raise BadInput(f"{name}: by its name it is of the suite {other}, not {suite}; choose that one.")
 
 
 @contextmanager
@@ -108,6 +142,9 @@ def _row(line: int, record: dict[str, Any], suite: str) -> ImportedRow:
     if not (category := CATEGORIES.get(suite)):
         text_of(_require(record, "category"), "category")
         category = category_of(record)
+    known = SUITES[suite].categories
+    if known and category not in known:
+        raise BadRecord(f"category: {category!r} is not one of {SUITES[suite].title}; known are {', '.join(known)}")
     if suite == "spec_bench":
         if category not in TASKS:
             raise BadRecord(f"category: {category!r} is of none of the six tasks; known are {', '.join(TASKS)}")
@@ -125,13 +162,28 @@ def _turns_and_answers(record: dict[str, Any], suite: str) -> tuple[list[str], l
         return [prompt], _texts([record.get("canonical_solution")])
     if suite == "gsm8k" and not is_filled(record.get("turns")):
         return [_text(record, "question")], _texts([record.get("answer")])
+    if suite.startswith("speed_bench"):
+        _require(record, "question_id")
+        if not is_filled(record.get("turns")) and is_filled(record.get("messages")):
+            record = {**record, "turns": _user_turns(record["messages"])}
     turns = _require(record, "turns")
     if not isinstance(turns, list):
         raise BadRecord(f"turns: expected a list of texts, found {kind_of(turns)}")
     users = [text_of(turn, f"turns[{number}]") for number, turn in enumerate(turns)]
     if not all(user.strip() for user in users):
         raise BadRecord("turns: one of them is empty")
+    if any(UNPREPARED in user for user in users):
+        raise BadRecord("turns: a placeholder; prepare the file with NVIDIA's script, which fetches the texts")
     return users, _texts(record.get("reference"))
+
+
+def _user_turns(messages: Any) -> list[Any]:
+    """The texts of a list of user messages."""
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        raise BadRecord(f"messages: expected a list of messages, found {kind_of(messages)}")
+    if other := next((each.get("role") for each in messages if each.get("role") != "user"), None):
+        raise BadRecord(f"messages: expected messages of the user only, found {other!r}")
+    return [each.get("content") for each in messages]
 
 
 def _texts(values: Any) -> list[str]:

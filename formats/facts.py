@@ -25,6 +25,8 @@ class CardFacts:
     """Name of the draft."""
     measured: Mapping[str, str] = field(default_factory=dict)
     """Measurements of the checkpoint, by label."""
+    loads: Mapping[str, Any] = field(default_factory=dict)
+    """Speedups on a server at several numbers of concurrent requests (`tracking.evaluations.measured_loads`)."""
 
     @property
     def model(self) -> str:
@@ -47,8 +49,15 @@ class CardFacts:
         return self.location if self.on_the_hub and re.fullmatch(r"[\w.-]+/[\w.-]+", self.location) else ""
 
     @classmethod
-    def of(cls, base: Any, checkpoint: str = "", measured: Mapping[str, str] | None = None) -> "CardFacts":
-        """From a base model's row, the checkpoint's name and its measurements (`tracking.evaluations.measurements`)."""
+    def of(
+        cls,
+        base: Any,
+        checkpoint: str = "",
+        measured: Mapping[str, str] | None = None,
+        loads: Mapping[str, Any] | None = None,
+    ) -> "CardFacts":
+        """From a base model's row, the checkpoint's name, its measurements (`tracking.evaluations.measurements`) and
+        loads."""
         return cls(
             name=base.name,
             location=STARTER_HUB_ID if base.source == "starter" else base.card.get("hub_id") or base.path,
@@ -59,4 +68,5 @@ class CardFacts:
             licence=base.card.get("licence") or "",
             checkpoint=checkpoint,
             measured=measured or {},
+            loads=loads or {},
         )

@@ -6,7 +6,7 @@ import shlex
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
 from formats.report import ExportReport
-from formats.serve import measured
+from formats.serve import by_load, measured
 from formats.servers import Format
 from models.methods import METHODS
 from speculoos.markdown import (
@@ -66,6 +66,7 @@ def readme(
             served,
             measured(checkpoint) + "\n",
             *markdown_section("Measured", dict(facts.measured)),
+            *([by_load(facts)] if facts.loads else []),
             "## Base\n",
             markdown_table(base),
             *markdown_section("Data", training.get("dataset")),

@@ -2,14 +2,18 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
-from speculoos.markdown import code_span, escape_text, fenced_code_block, yaml_scalar
+from speculoos.loads import stops_paying_at, verdict
+from speculoos.markdown import code_span, escape_text, fenced_code_block, markdown_table, yaml_scalar
 
 Serve = Callable[[CheckpointFiles, CardFacts, str], str]
+MAX_TOKENS = 32
+SCHEDULE, SCHEDULE_SINCE = "num_speculative_tokens_per_batch_size", "0.32"
+"""vLLM's option for draft tokens by batch size, and the version in which its format was read."""
 DEFAULT_TOKENS = {"eagle": 3, "eagle3": 3, "draft": 4}
 """Draft tokens per step of an untuned draft, as in the servers' own examples."""
 
@@ -24,6 +28,16 @@ def drafted_tokens(checkpoint: CheckpointFiles) -> int:
     if depth := _positive(drafting, "depth"):
         return depth + (checkpoint.method != "draft")  # EAGLE's depth does not count the first level
     return DEFAULT_TOKENS.get(checkpoint.method, 3)
+
+
+def served_tokens(
+    checkpoint: CheckpointFiles, facts: CardFacts, server: str
+) -> tuple[int, Sequence[Mapping[str, Any]]]:
+    """(draft tokens per step, measured loads): as `server` was measured, else `drafted_tokens` and no loads."""
+    if facts.loads.get("server") != server:
+        return drafted_tokens(checkpoint), ()
+    most = checkpoint.config["medusa_num_heads"] if checkpoint.method == "medusa" else MAX_TOKENS
+    return min(facts.loads.get("tokens") or drafted_tokens(checkpoint), most), facts.loads["loads"]
 
 
 def measured(checkpoint: CheckpointFiles) -> str:
@@ -48,9 +62,39 @@ def measured(checkpoint: CheckpointFiles) -> str:
 def vllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """vLLM drafts chains. `method` is set, because vLLM otherwise guesses it from the path."""
     method = "draft_model" if checkpoint.method == "draft" else checkpoint.method
-    options = {"method": method, "model": f"./{folder}", "num_speculative_tokens": drafted_tokens(checkpoint)}
+    tokens, loads = served_tokens(checkpoint, facts, "vLLM")
+    options = {"method": method, "model": f"./{folder}", "num_speculative_tokens": tokens}
+    schedule = tokens_by_load(tokens, loads)
+    options |= {SCHEDULE: schedule} if schedule else {}
     command = f"vllm serve {_model(facts)}{_served_name(facts)} --speculative-config {shlex.quote(json.dumps(options))}"
-    return _served(command, facts, 8000)
+    note = (
+        f"\nvLLM before {SCHEDULE_SINCE} does not know {code_span(SCHEDULE)}; leave it out there.\n" if schedule else ""
+    )
+    return _served(command, facts, 8000) + note
+
+
+def tokens_by_load(tokens: int, loads: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """vLLM's schedule [[first, last batch size, draft tokens], …]: no drafting from the load at which it was measured
+    to stop paying. vLLM continues a range up to the next one, and the last one to its largest batch, so nothing is
+    written about loads that were not measured. [] if no load was slower, or the lowest one already."""
+    stop = stops_paying_at(loads)
+    below = [load["concurrency"] for load in loads if stop and load["concurrency"] < stop]
+    return [[1, max(below), tokens], [stop, stop, 0]] if stop and below else []
+
+
+def by_load(facts: CardFacts) -> str:
+    """A table of the speedups by load, and when the draft pays; "" without any."""
+    if not (loads := facts.loads.get("loads")):
+        return ""
+    rows = {
+        f"{load['concurrency']} concurrent": f"{load['speedup']:.2f} × ({load['speedup_interval'][0]:.2f} to "
+        f"{load['speedup_interval'][1]:.2f} at 95 %), {load['drafted']['tokens_per_second']:.1f} tokens/s"
+        for load in loads
+    }
+    where = (
+        f"Throughput with the draft over without it, on {escape_text(facts.loads['server'])}, {facts.loads['date']}."
+    )
+    return f"## By load\n\n{where} {verdict(loads)}\n\n{markdown_table(rows)}"
 
 
 def speculators(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
@@ -164,7 +208,7 @@ def llamacpp(checkpoint: CheckpointFiles, facts: CardFacts, folder: str, file: s
     """llama-server drafts chains with the draft's `file`. The base model is a GGUF file too, which the workbench
     writes; any other GGUF file of the same model does as well."""
     kind = "draft-simple" if checkpoint.method == "draft" else "draft-eagle3"
-    path, tokens = _path(f"{folder}/{file}"), drafted_tokens(checkpoint)
+    path, (tokens, _) = _path(f"{folder}/{file}"), served_tokens(checkpoint, facts, "llama.cpp")
     command = (
         f"speculoos models gguf {shlex.quote(facts.name)} --out base-f16.gguf\n"
         f"llama-server -m base-f16.gguf --alias {shlex.quote(facts.served_name)} \\\n"

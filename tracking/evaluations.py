@@ -48,6 +48,19 @@ def measurements(evaluations: Iterable[Evaluation]) -> dict[str, str]:
     return lines
 
 
+def measured_loads(evaluations: Iterable[Evaluation]) -> dict[str, Any]:
+    """The newest speedups of a server at several loads: `loads`, `server`, `tokens` (draft tokens per step, 0 if the
+    server does not publish depths) and `date`. {} without any."""
+    for row in evaluations:
+        loads = [load for load in (row.result or {}).get("loads") or () if load.get("speedup_interval")]
+        if row.state == "ready" and loads:
+            depths = (load["drafted"]["acceptance_by_depth"] for load in loads)
+            server = ((row.result or {}).get("source") or {}).get("server") or row.source
+            tokens = max(map(len, depths))
+            return {"loads": loads, "server": server, "tokens": tokens, "date": f"{row.measured_at:%Y-%m-%d}"}
+    return {}
+
+
 def _interval_text(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" ({low:.2f} to {high:.2f} at 95 %)"
 

@@ -18,6 +18,7 @@ from app.views.leaderboard import (
     names_of,
     tree_words,
 )
+from app.views.load_view import loads_view
 from app.views.manage import note_line
 from app.widgets.elements import badge, detail_head, facts, fold, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
@@ -39,6 +40,8 @@ SLOWER = N_("Plain decoding is faster on this machine: the whole interval of the
 WORST = N_("Worst prompts")
 SHOWN = 12
 """Maximum number of prompts in the table of the worst."""
+DEPTHS = 8
+"""Maximum number of depths in the table of categories."""
 LONGEST = 120
 """Maximum number of characters of a prompt in it."""
 HOW = N_("“Show its steps” runs the prompt again in the Playground and shows p and q of every candidate.")
@@ -75,7 +78,7 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
         slower = row.speedup_high is not None and row.speedup_high < 1 and row.checkpoint_id
         words = " ".join(filter(None, ((row.result or {}).get("busy"), t(SLOWER) if slower else "")))
         html = (notice(words, "warn") if words else "") + figures(row)
-    html += breakdown(row, again)
+    html += loads_view(row.result or {}) + breakdown(row, again)
     if not is_replay(row.result):
         html += fold(t("By category"), categories(row))
         html += fold(t("Local engine and servers"), side_by_side(comparable_evaluations(session, row)))
@@ -182,7 +185,7 @@ def categories(row: Evaluation) -> str:
     results = (row.result or {}).get("per_category") or {}
     if len(results) < 2:
         return ""
-    columns = [t("Category"), t("Speedup"), "τ", t("Tokens/s"), t("Prompts")]
+    columns = [t("Category"), t("Speedup"), "τ", t("Acceptance by depth"), t("Tokens/s"), t("Prompts")]
     rows = []
     for name, values in sorted(results.items()):
         cells = [
@@ -190,7 +193,8 @@ def categories(row: Evaluation) -> str:
             for key, unit in (("speedup", "×"), ("mean_accepted_length", ""))
         ]
         speed = figure(finite_number(values.get("tokens_per_second")), 1)
-        rows.append([safe(name), *cells, safe(speed), safe(values.get("prompts", "–"))])
+        by_depth = " · ".join(f"{rate:.0%}" for rate in (values.get("acceptance_by_depth") or ())[:DEPTHS])
+        rows.append([safe(name), *cells, safe(by_depth or "–"), safe(speed), safe(values.get("prompts", "–"))])
     return table(columns, rows, t("By category"), wide_first=True, named=columns[1:])
 
 

@@ -24,6 +24,7 @@ from models.archive import archive_name
 from speculoos.errors import SpeculoosError, Unsupported
 from speculoos.settings import Settings
 from tracking import queries
+from tracking.evaluations import measured_loads
 from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Job
 
@@ -51,7 +52,7 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
     columns = [t(column) for column in COLUMNS]
     html = table(columns, cells, t("Formats"), named=columns[1:])
     for option in possible:
-        if option.name in exports and (command := serve_command(base, checkpoint, option.name)):
+        if option.name in exports and (command := serve_command(session, base, checkpoint, option.name)):
             words = t("Serve {format}, in the folder of the unpacked download", format=option.title)
             html += command_box(command, words)
     refused = [[*map(safe, (each.title, each.servers, each.reason))] for each in formats if not each.possible]
@@ -60,14 +61,15 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
     return tag("div", html + fold(t("Incompatible formats: {n}", n=len(refused)), listed), class_="sp-exports")
 
 
-def serve_command(base: Base, checkpoint: Checkpoint, name: str) -> str:
+def serve_command(session: Session, base: Base, checkpoint: Checkpoint, name: str) -> str:
     """The command that serves the export `name` of a draft; "" if its files are not on this machine."""
     try:
         files = _files(checkpoint.path, base.path, stamps(checkpoint.path), stamps(base.path))
     except (OSError, SpeculoosError):
         return ""
     folder = f"{archive_name(base.name, checkpoint.name).removesuffix('.zip')}-{name}"
-    found = COMMAND.search(FORMATS[name].serve(files, CardFacts.of(base, checkpoint.name), folder))
+    loads = measured_loads(queries.evaluations(session, checkpoint.id))
+    found = COMMAND.search(FORMATS[name].serve(files, CardFacts.of(base, checkpoint.name, loads=loads), folder))
     return found[1] if found else ""
 
 

@@ -99,7 +99,7 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
         links += link_button(
             t("Download for {server}", server=FORMATS[name].title), to, download="", id=f"download-{name}"
         )
-        command = command or serve_command(base, checkpoint, name)
+        command = command or serve_command(session, base, checkpoint, name)
     links += link_button(t("Export for a server"), f"{PAGES['checkpoints']}?id={checkpoint.id}")
     evaluated = next((job for job in jobs if job.kind == "evaluate" and job.state == "SUCCEEDED"), None)
     if evaluated:

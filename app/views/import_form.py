@@ -71,7 +71,7 @@ class ImportForm:
                 kind = gr.Radio(kinds, value=PROMPTS_ONLY, label=t("Import"), elem_id="data-kind", scale=2)
                 hidden = {"visible": False, "info": t("The model that generated the responses, or an equal one.")}
                 base = gr.Dropdown([], label=t("Response model"), elem_id="data-answered-by", **hidden)
-                suites = [(each.title, each.name) for each in SUITES.values()]
+                suites = [(" · ".join(filter(None, (each.title, each.licence))), each.name) for each in SUITES.values()]
                 suite = dropdown(
                     suites, value=suites[0][1], label=t("Suite"), elem_id="data-suite", visible=False, info=t(FORMS)
                 )

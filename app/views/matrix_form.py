@@ -25,7 +25,9 @@ from workers.jobs.evaluate import suite_of
 from workers.jobs.requests import Evaluate, Matrix
 
 TREES = N_("own: the draft's tuned tree · chain 4 · tree 4x2x1 · ngram (no draft) · or options as JSON. One per line.")
-SERVER = N_("A server of settings.toml: vLLM, SGLang, TensorRT-LLM or Speculoos, which reports its acceptance.")
+SERVER = N_(
+    "A server of settings.toml: vLLM, SGLang, TensorRT-LLM, llama.cpp or Speculoos, which reports its acceptance."
+)
 
 
 class MatrixForm:
@@ -67,11 +69,15 @@ class ServerForm:
                 model = setting_control(Evaluate.options()["endpoint_model"], "served-model")
                 plain = setting_control(Evaluate.options()["plain_model"], "served-plain")
             with gr.Row():
+                without = Evaluate.options()["plain_endpoint"]
+                other = dropdown([], label=t(without.label), info=t(without.help), elem_id="served-plain-endpoint")
+                loads = setting_control(Evaluate.options()["concurrency"], "served-concurrency")
+            with gr.Row():
                 serves = dropdown([], label=t("Model it serves"), elem_id="served-serves")
                 suite = dropdown([], label=t("Suite"), elem_id="served-suite")
                 limit, tokens = size_controls(Evaluate, "served")
             fields = {"endpoint": endpoint, "model": model, "plain_model": plain, "serves": serves, "suite": suite}
-            fields |= {"limit": limit, "max_tokens": tokens}
+            fields |= {"limit": limit, "max_tokens": tokens, "plain_endpoint": other, "concurrency": loads}
             self.form = JobForm(settings, "served", t("Start evaluation"), fields, served_request)
         self.form.keep()
         self.outputs = [box, *self.form.outputs]
@@ -80,6 +86,7 @@ class ServerForm:
         endpoints = [(name, name) for name in self.settings.current().endpoints]
         models = [(t("unknown"), ""), *model_choices(session)]
         choices = {"endpoint": endpoints, "serves": models, "suite": suite_choices(session)}
+        choices["plain_endpoint"] = [(t("the same server"), ""), *endpoints]
         return [opened_box(self.form, query), *self.form.fill(query, {}, choices)]
 
 

@@ -9,16 +9,17 @@ import typer
 from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.commands.generate import CheckpointOption, Draft
 from cli.commands.targets import DeviceOption, dataset, leased_devices, load_target, resolve
-from cli.console import Json, figures, finish, say
+from cli.console import Json, figures, finish, say, table
 from models.methods import trees
 from ops.homes import open_home
 from speculoos.errors import BadInput
+from speculoos.loads import verdict
 from speculoos.reporting import ConsoleReporter
 from speculoos.suites import BUILT_IN_SUITE_NAME
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Evaluation
-from workers.jobs.evaluate import Evaluate, check_sampling
+from workers.jobs.evaluate import ONLY_SERVERS, Evaluate, check_sampling
 from workers.jobs.words import parse_settings
 
 
@@ -42,6 +43,8 @@ def evaluate(
         raise BadInput("A server sets its own draft and precision; leave --draft and --dtype out.")
     if not (model or options["endpoint"]):
         raise BadInput("Choose what to measure: --model NAME, or --endpoint NAME.")
+    if (options["concurrency"] or options["plain_endpoint"]) and not options["endpoint"]:
+        raise BadInput(ONLY_SERVERS)
     request = Evaluate(**options, drafting=trees.read_options(parse_settings(draft or ())))
     check_sampling([request.temperature], [request.top_p], [request.dtype])
     settings = open_home()
@@ -76,7 +79,28 @@ SHOWN = ("acceptance_by_depth", "mean_accepted_length_interval", "speedup_interv
 
 
 def _finish(result: dict[str, Any], as_json: bool) -> None:
-    finish(result, as_json, figures({k: v for k, v in result.items() if not isinstance(v, list | dict) or k in SHOWN}))
+    text = figures({k: v for k, v in result.items() if not isinstance(v, list | dict) or k in SHOWN})
+    finish(result, as_json, f"{text}\n\n{_loads(result['loads'])}" if result.get("loads") else text)
+
+
+def _loads(loads: list[dict[str, Any]]) -> str:
+    """A table with a line per load and side, and the verdict."""
+    heads = ("concurrency", "draft", "tokens/s", "TTFT ms (p95)", "ms per token (p95)", "τ", "speedup", "failed")
+    lines = []
+    for load in loads:
+        between = load["speedup_interval"]
+        speedup = f"{load['speedup']:.2f} ({between[0]:.2f} to {between[1]:.2f})" if between else ""
+        for side, label in (("drafted", "yes"), ("plain", "no")):
+            if values := load[side]:
+                times = [
+                    f"{each[0]:.0f} ({each[1]:.0f})" if each else "" for each in (values["ttft"], values["inter_token"])
+                ]
+                tau = f"{values['mean_accepted_length']:.2f}" if values["mean_accepted_length"] else ""
+                speed, failed = f"{values['tokens_per_second']:.1f}", values["failed"] or ""
+                lines.append([load["concurrency"], label, speed, *times, tau, speedup * (side == "drafted"), failed])
+            elif side == "drafted":
+                lines.append([load["concurrency"], label, "all requests failed", "", "", "", "", ""])
+    return f"{table(lines, heads)}\n{verdict(loads)}".rstrip()
 
 
 def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[str, str]:

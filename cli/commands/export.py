@@ -18,7 +18,7 @@ from speculoos.checksums import ChecksumCache, file_sha256
 from speculoos.reporting import ConsoleReporter
 from tracking import queries
 from tracking.db import reading
-from tracking.evaluations import measurements
+from tracking.evaluations import measured_loads, measurements
 from tracking.stored import RowFiles
 from workers.jobs.requests import Export
 
@@ -100,7 +100,8 @@ def find(settings: Any, reference: str) -> ExportRow:
         row = queries.find_checkpoint(session, reference)
         queries.must_be_ready(row)
         base = queries.find_base(session, row.base_id)
-        facts = CardFacts.of(base, row.name, measurements(queries.evaluations(session, row.id)))
+        evaluations = queries.evaluations(session, row.id)
+        facts = CardFacts.of(base, row.name, measurements(evaluations), measured_loads(evaluations))
         known = BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
     files = RowFiles(settings, installed)
     return ExportRow(

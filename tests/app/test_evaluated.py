@@ -9,6 +9,7 @@ from app.pages import jobs as job_panel
 from app.pages.evaluations import EvaluationPanel
 from app.turns import PROMPT_NOT_STORED, run_again
 from app.views import evaluation_view
+from app.views.load_view import loads_view
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Settings
 from tracking import jobs, reports, runs
@@ -180,3 +181,47 @@ def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_butto
         assert "<img" not in html and "Speedup" not in html
         assert "speculoos replay run --draft tiny@heads --limit 12 -- -said" in html
     assert page.count("data-make=") == 1 and "data-make" not in of_job
+
+
+def side(tokens_per_second: float, tau: float | None = None, failed: int = 0) -> dict:
+    times = {"ttft": [101.26, 250.0], "inter_token": [12.5, 20.0], "acceptance_by_depth": []}
+    return {
+        "tokens_per_second": tokens_per_second,
+        "mean_accepted_length": tau,
+        "requests": 8,
+        "failed": failed,
+    } | times
+
+
+LOADS = [
+    {"concurrency": 1, "drafted": side(40.0, 2.1), "plain": side(20.0), "speedup": 2.0, "speedup_interval": [1.8, 2.2]},
+    {"concurrency": 16, "drafted": side(90.0, 2.0, 3), "plain": side(100.0), "speedup": 0.9,
+     "speedup_interval": [0.85, 0.95]},
+]  # fmt: skip
+
+
+def test_loads_are_a_chart_a_table_and_a_verdict(home):
+    row = row_of(home)
+    assert loads_view({}) == loads_view({"loads": []}) == ""
+    row.result = {**RESULT, "loads": LOADS}
+    with reading(home) as session:
+        html = evaluation_view.report(session, row)
+    assert "Drafting stops paying at 16 concurrent requests" in html
+    assert "Throughput by load" in html and "with the draft" in html and "without a draft" in html
+    assert "2.00 ×" in html and "1.80 – 2.20 × (95 %)" in html and "101.3 ms" in html and "p95 250.0 ms" in html
+    assert "3 failed" in html
+    assert "Drafting pays at every load tried." in loads_view({"loads": LOADS[:1]})
+    unclear = {**LOADS[1], "speedup_interval": [0.9, 1.1]}
+    assert "at 16 concurrent requests the interval contains 1" in loads_view({"loads": [LOADS[0], unclear]})
+    alone = {**LOADS[0], "plain": None, "speedup": None, "speedup_interval": None}
+    refused = {**alone, "concurrency": 64, "drafted": None}
+    html = loads_view({"loads": [alone, refused]})
+    assert "all requests failed" in html and "without a draft" not in html and "Drafting" not in html
+
+
+def test_categories_show_acceptance_by_depth(home):
+    row = row_of(home)
+    figures = {"mean_accepted_length": 2.0, "prompts": 4}
+    row.result = {"per_category": {"math": {**figures, "acceptance_by_depth": [0.713, 0.5]}, "<b>": figures}}
+    html = evaluation_view.categories(row)
+    assert "71% · 50%" in html and "&lt;b&gt;" in html and "Acceptance by depth" in html

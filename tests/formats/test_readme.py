@@ -154,6 +154,57 @@ def test_commands_and_requests_name_the_base_alike_whatever_it_came_from(
         assert ("quantized copy" in said) == (source == "starter") and ("base_model: " in said) == (source != "folder")
 
 
+def loads(*speedups: float) -> dict:
+    """As `tracking.evaluations.measured_loads` gives them: of vLLM at 1, 4 and 16 requests, with two draft tokens."""
+    depths = {"acceptance_by_depth": [0.7, 0.5], "tokens_per_second": 100.0}
+    each = [
+        {"concurrency": 4**n, "drafted": depths, "speedup": value, "speedup_interval": [value - 0.05, value + 0.05]}
+        for n, value in enumerate(speedups)
+    ]
+    return {"loads": each, "server": "vLLM", "tokens": 2, "date": "2026-11-26"}
+
+
+def test_measured_loads_set_the_draft_tokens_of_that_server(base, checkpoint, tmp_path: Path) -> None:
+    read = CheckpointFiles.read(checkpoint("eagle3"), base.path)
+    (tmp_path / "out").mkdir()
+
+    def said(measured: dict, name: str = "vllm") -> str:
+        text = readme(
+            FORMATS[name],
+            read,
+            CardFacts("b", "org/base", "hub", loads=measured),
+            ExportReport(name, "eagle3", "", ()),
+            "out",
+        )
+        assert check(text, tmp_path, "org/base")
+        return text
+
+    slower = said(loads(1.5, 1.2, 0.8))
+    assert '"num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[1, 4, 2], [16, 16, 0]]' in slower
+    assert "vLLM before 0.32 does not know" in slower
+    assert (
+        "stops paying at 16 concurrent requests" in slower and "1.20 × (1.15 to 1.25 at 95 %), 100.0 tokens/s" in slower
+    )
+    for pays in ((1.5, 1.2, 1.1), (1.5, 1.2, 1.0), (0.8, 0.7, 0.6)):
+        text = said(loads(*pays))
+        assert '"num_speculative_tokens": 2}' in text and "per_batch_size" not in text and "## By load" in text
+    assert "per_batch_size" not in said({}) and "## By load" not in said({})
+    elsewhere = said({**loads(1.5, 0.8), "server": "llama.cpp"})
+    assert "per_batch_size" not in elsewhere and "on llama.cpp, 2026-11-26" in elsewhere
+    odd = said({**loads(1.5), "server": NAME, "tokens": 0})
+    assert "<script>" not in odd
+
+
+def test_vllm_takes_the_schedule_for_all_batch_sizes() -> None:
+    """What `build_dynamic_sd_schedule_lookup` of vLLM 0.32 makes of it: gaps and the end continue the last range."""
+    schedule, dense, last = serve.tokens_by_load(3, loads(1.5, 1.2, 0.8)["loads"]), {}, 0
+    assert schedule[0][0] == 1
+    for size in range(1, 33):
+        last = next((tokens for first, end, tokens in schedule if first <= size <= end), last)
+        dense[size] = last
+    assert [dense[size] for size in (1, 4, 5, 15, 16, 17, 32)] == [3, 3, 3, 3, 0, 0, 0]
+
+
 def test_what_a_tuning_found_is_said_as_it_was(base, checkpoint) -> None:
     read = CheckpointFiles.read(checkpoint("medusa"), base.path)
     rest = {key: value for key, value in read.config.items() if key not in ("drafting", "tuning")}

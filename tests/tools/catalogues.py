@@ -81,7 +81,7 @@ def _of_trainings() -> set[str]:
 def _of_settings() -> set[str]:
     shown = {
         Train: ("processes", "sharding"),
-        Evaluate: ("endpoint_model", "plain_model", "limit", "max_tokens"),
+        Evaluate: ("endpoint_model", "plain_model", "plain_endpoint", "concurrency", "limit", "max_tokens"),
         Matrix: ("limit", "max_tokens"),
         PlanRequest: ("batches", "layers"),
         Quantize: ("scheme",),

@@ -117,6 +117,15 @@ def test_evaluating_otherwise_reads_back() -> None:
     for key in ("temperature", "top_p", "seed", "dtype", "endpoint"):
         assert values[key] == getattr(request, key), key
     assert (values["endpoint_model"], values["plain_model"]) == ("big", "small")
+    loaded = Evaluate(endpoint="team", plain_endpoint="other", concurrency="16, 4,1")
+    assert loaded.concurrency == [1, 4, 16]
+    _, values = parsed(command_for(loaded, NAMES))
+    assert (values["plain_endpoint"], values["concurrency"]) == ("other", "1,4,16")
+    for wrong in ({"concurrency": "1,4"}, {"plain_endpoint": "other"}):
+        with pytest.raises(BadInput, match="for servers"):
+            Evaluate(base_id="b1", **wrong).check_options()
+    with pytest.raises(BadInput, match="Concurrency: expected comma-separated whole numbers from 1 to 256"):
+        Evaluate(endpoint="team", concurrency="0")
 
 
 def test_a_matrix_reads_back() -> None:

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from models.methods import trees
 from models.methods.settings import setting
 from speculoos.errors import BadInput
+from speculoos.loads import MAX_CONCURRENCY, ROUNDS
 from speculoos.settings import DTYPES
 from speculoos.suites import BUILT_IN_SUITE_NAME, OWN_SUITE_NAME, suite_title
 from tracking import queries
@@ -32,6 +33,7 @@ round."""
 REPEATED = 3
 """On a busy machine an evaluation of a draft repeats its questions, up to this many times the first pass's time."""
 MAX_NUMBER = 100_000
+ONLY_SERVERS = "Concurrency and a server without a draft are for servers: choose the server to measure."
 DTYPE_HELP = "Precision of base and draft; default SPECULOOS_DTYPE."
 SEED_HELP = "Seed of sampling."
 
@@ -79,8 +81,19 @@ class Evaluate(Measurement):
     plain_model: str = setting(
         "", "Model name of that base without a draft, to measure the speedup.", label="Model name without a draft"
     )
+    plain_endpoint: str = setting(
+        "", "Endpoint that serves that base without a draft; empty: the same one.", label="Server without a draft"
+    )
+    concurrency: list[int] = setting(
+        [], "Also measure the server at these numbers of concurrent requests, such as 1,4,16.", label="Concurrency"
+    )
     matrix_id: str = ""  # the matrix of this cell
     evaluation_id: str = ""
+
+    @field_validator("concurrency", mode="before")
+    @classmethod
+    def _parse_concurrency(cls, value: Any) -> Any:
+        return parse_counts("Concurrency", value, MAX_CONCURRENCY) if isinstance(value, str) else value
 
     @property
     def drafts(self) -> bool:
@@ -98,6 +111,8 @@ class Evaluate(Measurement):
             raise BadInput(
                 "A server sets its own draft and precision; leave tree and precision out, or omit the server."
             )
+        if (self.plain_endpoint or self.concurrency) and not self.endpoint:
+            raise BadInput(ONLY_SERVERS)
         if not (self.endpoint or self.base_id):
             raise BadInput("Choose what to measure: a base model, or an endpoint.")
 
@@ -125,19 +140,22 @@ class Evaluate(Measurement):
         }
 
     def need(self, session: Session) -> Need:
-        """Every question twice, plain and with the draft; a step reads the weights once. For a server: tokens."""
+        """Every question twice, plain and with the draft; a step reads the weights once. For a server: tokens, of which
+        c concurrent requests are assumed to give √c times as many per second."""
         turns = sizes.turns(sizes.require_row(session, Dataset, self.dataset_id)) if self.dataset_id else 1.0
         tokens = sizes.questions(session, self.dataset_id, self.limit) * turns * self.max_tokens
         if self.endpoint:
-            return Need(work=tokens * (2 if self.plain_model else 1), disk=1e5)
+            loads = sum(max(1, ROUNDS * load / self.limit) / load**0.5 for load in self.concurrency)
+            return Need(work=tokens * (1 + loads) * (2 if self.plain_model or self.plain_endpoint else 1), disk=1e5)
         return self.decoding_need(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1))
 
     def command(self, named: Namer) -> list[str]:
         words = ["evaluate", *option("model", named(self.base_id)), *option("checkpoint", named(self.checkpoint_id))]
-        words += changed_options(self, "endpoint", "endpoint_model", "plain_model")
+        of_servers = ("endpoint", "endpoint_model", "plain_model", "plain_endpoint", "concurrency")
+        words += changed_options(self, *of_servers)
         words += option("questions", named(self.dataset_id))
         words += ["--limit", str(self.limit), "--max-tokens", str(self.max_tokens)]
-        done = ("endpoint", "endpoint_model", "plain_model", "limit", "max_tokens")
+        done = (*of_servers, "limit", "max_tokens")
         words += changed_options(self, *(key for key in type(self).options() if key not in done))
         return [*words, *pairs("--draft", self.drafting)]
 

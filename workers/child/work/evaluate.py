@@ -101,10 +101,19 @@ def _evaluate_endpoint(request: Evaluate, context: JobContext, questions: list[d
     from evaluation.served import ServedRequest, evaluate_served
 
     endpoint = context.endpoints(request.endpoint)[0]
+    plain = context.endpoints(request.plain_endpoint)[0] if request.plain_endpoint else None
     options = ServedRequest(request.max_tokens, request.temperature, request.top_p, request.seed)
-    context.log(f"Sending {len(questions)} questions to {endpoint.name}, one after the other.")
+    then = f", then {', '.join(map(str, request.concurrency))} at a time" if request.concurrency else ""
+    context.log(f"Sending {len(questions)} questions to {endpoint.name}, one after the other{then}.")
     result = evaluate_served(
-        endpoint, questions, context, options, model=request.endpoint_model, plain_model=request.plain_model
+        endpoint,
+        questions,
+        context,
+        options,
+        model=request.endpoint_model,
+        plain_model=request.plain_model,
+        plain_endpoint=plain,
+        concurrency=request.concurrency,
     )
     secrets = known_secrets(context.settings)
     return {**result, "failed": [{**row, "reason": redact(row["reason"], secrets)} for row in result["failed"]]}

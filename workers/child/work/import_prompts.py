@@ -11,7 +11,7 @@ from typing import Any
 
 from corpus.importing import import_answered, import_prompts
 from corpus.rows import Files
-from evaluation.suites import check_suite, import_suite
+from evaluation.suites import check_suite, import_suite, installed_file
 from models.hub_data import Location, fetch, look_up, look_up_file
 from models.tokenizer import load_tokenizer, read_eos_ids
 from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
@@ -90,8 +90,12 @@ def _suite(request: ImportPrompts, context: JobContext, folder: Path) -> tuple[d
 
 
 def _download_suite(suite_name: str, context: JobContext, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """(file, origin) of a suite, from an installed package or from the Hub."""
     suite = SUITES[suite_name]
     hint = f"Use its file instead: {suite.form}."
+    if installed := installed_file(suite_name):
+        context.log(f"Reading {installed.name} of the installed package {suite.package[0]}.")
+        return installed, {"package": suite.package[0], "file": installed.name}
     if suite.hub is None:
         raise BadInput(f"{suite.title} cannot be downloaded from the Hub.", hint)
     repo, file = suite.hub

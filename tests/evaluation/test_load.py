@@ -1,0 +1,141 @@
+"""Loads of servers that are processes of their own: concurrent streams with and without a draft, in turns."""
+
+import random
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from evaluation import load
+from evaluation.load import LoadSide, TimedAnswer, measure_loads
+from evaluation.served import ServedRequest, evaluate_served
+from speculoos.errors import BadInput, Cancelled
+from speculoos.loads import requests_at, stops_paying_at, undecided, verdict
+from speculoos.reporting import SilentReporter
+from speculoos.settings import Endpoint
+from tests.evaluation.test_served import QUESTIONS, TAU, Noting, Start, start  # noqa: F401
+
+
+def most_at_once(endpoint: Endpoint) -> int:
+    return httpx.get(endpoint.url.replace("/v1", "/most")).json()["most"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["vllm", "vllm_each", "llamacpp"])
+def test_a_server_that_is_slower_with_its_draft_at_four_requests(start: Start, kind: str) -> None:  # noqa: F811
+    endpoint, done = start(kind), []
+
+    class Counting(Noting):
+        def progress(self, number: int, total: int | None, unit: str, note: str = "") -> None:
+            done.append((number, total))
+
+    found = evaluate_served(endpoint, QUESTIONS, Counting(), ServedRequest(16), plain_model="plain", concurrency=[4, 1])
+    assert most_at_once(endpoint) >= 4
+    assert found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3), "the questions one after the other, as usual"
+    one, four = found["loads"]
+    assert (one["concurrency"], four["concurrency"]) == (1, 4)
+    assert one["speedup_interval"][0] > 1 and one["speedup"] == pytest.approx(3, abs=1)
+    assert four["speedup_interval"][1] < 1 and found["stops_paying_at"] == 4
+    assert (one["drafted"]["requests"], four["drafted"]["requests"], four["plain"]["requests"]) == (4, 16, 16)
+    for side in (one["drafted"], four["drafted"]):
+        assert side["mean_accepted_length"] == pytest.approx(TAU, abs=0.01) and side["failed"] == 0
+        assert side["acceptance_by_depth"] == pytest.approx([1.0, 2 / 3], abs=0.01)
+        assert side["ttft"][0] <= side["ttft"][1] and side["inter_token"][0] > 0
+    assert one["plain"]["mean_accepted_length"] is None and one["plain"]["ttft"][0] > one["drafted"]["ttft"][0]
+    assert one["drafted"]["tokens_per_second"] == pytest.approx(8 / 0.03, rel=0.5)
+    assert four["plain"]["tokens_per_second"] == pytest.approx(4 * 8 / 0.09, rel=0.5)
+    assert done == sorted(done) and done[-1] == (6, 6)
+
+
+@pytest.mark.integration
+def test_a_server_of_its_own_without_the_draft_and_one_that_publishes_nothing(start: Start) -> None:  # noqa: F811
+    drafted, other = start("silent"), start("llamacpp")
+    plain = Endpoint("plain", other.url, "", "plain", retries=0)
+    found = evaluate_served(drafted, QUESTIONS, SilentReporter(), plain_endpoint=plain, concurrency=[2])
+    assert found["speedup"] > 1 and found["mean_accepted_length"] is None
+    (two,) = found["loads"]
+    assert two["drafted"]["mean_accepted_length"] is None and two["drafted"]["acceptance_by_depth"] == []
+    assert two["speedup_interval"][0] > 1 and found["stops_paying_at"] is None
+    assert most_at_once(other) >= 2
+    alone = evaluate_served(drafted, QUESTIONS, SilentReporter(), concurrency=[2])["loads"]
+    assert alone[0]["plain"] is alone[0]["speedup"] is alone[0]["speedup_interval"] is None
+    assert alone[0]["drafted"]["tokens_per_second"] > 0 and verdict(alone) == ""
+
+
+@pytest.mark.integration
+def test_a_load_that_the_server_refuses_is_said_and_the_others_are_kept(start: Start) -> None:  # noqa: F811
+    noting = Noting()
+    found = evaluate_served(start("vllm_each"), QUESTIONS, noting, plain_model="plain", concurrency=[1, 16])
+    one, sixteen = found["loads"]
+    assert one["drafted"]["failed"] == 0 and sixteen["drafted"]["failed"] > 0
+    assert any("At 16 concurrent requests" in line and "429 too many requests" in line for line in noting.lines)
+    assert sixteen["speedup"] is None or sixteen["drafted"]["requests"] > 0
+
+
+@pytest.mark.integration
+def test_broken_streams_are_failures(start: Start) -> None:  # noqa: F811
+    rows = [*QUESTIONS, {"id": "c", "messages": [{"role": "user", "content": "fail late"}]}]
+    noting = Noting()
+    (two,) = evaluate_served(start("vllm_each"), rows, noting, concurrency=[2])["loads"]
+    assert two["drafted"]["failed"] >= 1 and two["drafted"]["requests"] + two["drafted"]["failed"] == 8
+    assert any("requests failed: out of memory" in line for line in noting.lines)
+
+
+@pytest.mark.integration
+def test_a_stop_is_heard_within_a_load(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(load, "POLL_SECONDS", 0.01)
+    endpoint = start("vllm")
+
+    class Stopping(SilentReporter):
+        def stop_requested(self) -> bool:
+            return most_at_once(endpoint) > 0
+
+    with pytest.raises(Cancelled):
+        evaluate_served(endpoint, QUESTIONS, Stopping(), concurrency=[2])
+    assert not [thread for thread in threading.enumerate() if "work" in thread.name]
+
+
+@pytest.mark.integration
+def test_a_limit_on_requests_and_a_stopped_server_are_sentences(start: Start) -> None:  # noqa: F811
+    endpoint = start("vllm")
+    limited = Endpoint("limited", endpoint.url, "", "drafted", requests_per_minute=5)
+    with pytest.raises(BadInput, match="limited has requests_per_minute"):
+        evaluate_served(limited, QUESTIONS, SilentReporter(), concurrency=[2])
+
+
+def of(seconds: float) -> TimedAnswer:
+    return TimedAnswer(10, 0.1, seconds, seconds)
+
+
+def test_noise_of_whole_rounds_is_in_the_interval() -> None:
+    """With the draft 1.25 times as fast; in one round of four the machine was half as fast with the draft."""
+    noise = random.Random(0)
+    drafted, plain = LoadSide(None), LoadSide(None)
+    for slow in (1, 1, 2, 1):
+        drafted.rounds.append([of(0.8 * slow * noise.uniform(0.98, 1.02)) for _ in range(8)])
+        plain.rounds.append([of(noise.uniform(0.98, 1.02)) for _ in range(8)])
+    value, (low, high) = load._speedup(drafted, plain)
+    assert value == pytest.approx(1 / (0.8 * 1.25), abs=0.02) and low < 0.8 and high > 1.2
+    drafted.rounds[2] = [None] * 8
+    value, (low, high) = load._speedup(drafted, plain)
+    assert 1.22 < low < value < high < 1.28, "failed requests are left out on both sides"
+    assert load._speedup(LoadSide(None, rounds=[[None]]), LoadSide(None, rounds=[[of(1)]])) == (None, None)
+
+
+def loads_of(*speedups: Any) -> list[dict[str, Any]]:
+    return [{"concurrency": 4**n, "speedup_interval": each} for n, each in enumerate(speedups)]
+
+
+def test_nothing_is_said_of_loads_that_were_not_tried() -> None:
+    assert stops_paying_at(loads_of([1.2, 1.3], [0.9, 1.1], [0.5, 0.9])) == 16
+    assert stops_paying_at(loads_of([1.2, 1.3], [0.9, 1.1], None)) is None
+    assert undecided(loads_of([1.2, 1.3], [0.9, 1.1], None)) == [4]
+    assert verdict(loads_of([1.2, 1.3], [1.01, 1.1])) == "Drafting pays at every load tried."
+    assert "at 4 concurrent requests the interval contains 1" in verdict(loads_of([1.2, 1.3], [0.9, 1.1]))
+    assert verdict(loads_of([0.5, 0.9])).startswith("Drafting stops paying at 1 concurrent")
+    assert [requests_at(load, 20) for load in (1, 4, 16)] == [20, 20, 64] and requests_at(1, 3) == 4
+
+
+def test_no_load_is_measured_of_no_load() -> None:
+    assert measure_loads(LoadSide(None), None, [], [], SilentReporter(), lambda done: None) == []
