@@ -12,6 +12,8 @@ PARALLEL = 4
 """Concurrent requests of llama.cpp, which divides its context among them."""
 CPU_CACHE_GB = 2
 """Size of vLLM's KV cache on a CPU."""
+GPU_SHARE = 0.85
+"""Fraction of a GPU's memory that servers may use."""
 KEY_FILE = "key.yaml"
 FILE_TYPES = {"auto": "f16", "float32": "f32", "float16": "f16", "q8_0": "q8_0", "q4_1": "q4_1"}
 """Precision of a request → type of the base model's GGUF file."""
@@ -36,6 +38,8 @@ class LaunchOptions:
     precision: str = "auto"
     gpus: int = 0
     """0: on the CPU."""
+    share: int = 1
+    """Servers that use each GPU at once."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,16 @@ class ServerEngine:
         """The export format of drafts of `method`; "" if the engine does not support them."""
         return self.formats.get(method, "").format(type=DRAFT_TYPES.get(precision, "-f16"))
 
+    def reads(self, format_name: str, method: str) -> bool:
+        """Whether the engine gets drafts of `method` in this format, in some precision."""
+        return format_name in {self.format_of(method, precision) for precision in self.precisions}
+
 
 def _vllm(launch: LaunchOptions) -> list[str]:
     words = ["--model", str(launch.base), "--served-model-name", launch.model, "--host", "127.0.0.1"]
     words += ["--port", str(launch.port), "--max-model-len", str(launch.context)]
     words += ["--tensor-parallel-size", str(launch.gpus)] if launch.gpus > 1 else []
-    words += [] if launch.gpus else ["--enforce-eager"]
+    words += ["--gpu-memory-utilization", f"{GPU_SHARE / launch.share:.2f}"] if launch.gpus else ["--enforce-eager"]
     words += ["--dtype", launch.precision] if launch.precision != "auto" else []
     if launch.draft:
         method = "draft_model" if launch.method == "draft" else launch.method
@@ -95,7 +103,7 @@ def _sglang(launch: LaunchOptions) -> list[str]:
     words = ["--config", str(key), "--model-path", str(launch.base), "--served-model-name", launch.model]
     words += ["--host", "127.0.0.1", "--port", str(launch.port), "--context-length", str(launch.context)]
     words += ["--tp-size", str(launch.gpus)] if launch.gpus > 1 else []
-    words += [] if launch.gpus else ["--device", "cpu"]
+    words += ["--mem-fraction-static", f"{GPU_SHARE / launch.share:.2f}"] if launch.gpus else ["--device", "cpu"]
     words += ["--dtype", launch.precision] if launch.precision != "auto" else []
     if launch.draft:
         algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE"}.get(launch.method, "EAGLE")

@@ -29,8 +29,10 @@ def columns_of(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measurements(evaluations: Iterable[Evaluation]) -> dict[str, str]:
-    """Tau and speedup for a model card, by this engine only: the newest of each question set and setting."""
-    lines: dict[str, str] = {}
+    """Tau and speedup for a model card, by this engine only: the newest of each question set and setting; and the
+    verdict of the newest comparison with each server."""
+    evaluations = list(evaluations)
+    lines = {f"Compared with {proof['server']}": proof["verdict"] for proof in proofs(evaluations).values()}
     for row in evaluations:
         result = row.result or {}
         if row.state != "ready" or row.tau is None or row.speedup is None or row.source:
@@ -46,6 +48,15 @@ def measurements(evaluations: Iterable[Evaluation]) -> dict[str, str]:
                 f"{row.measured_at:%Y-%m-%d}"
             )
     return lines
+
+
+def proofs(evaluations: Iterable[Evaluation]) -> dict[str, dict[str, Any]]:
+    """Engine → the newest comparison of this engine with it (`evaluation.agreement`)."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in evaluations:
+        if row.state == "ready" and (proof := (row.result or {}).get("proof")):
+            found.setdefault(proof["engine"], proof)
+    return found
 
 
 def measured_loads(evaluations: Iterable[Evaluation]) -> dict[str, Any]:

@@ -22,12 +22,13 @@ from app.widgets.elements import QUIET, block, notice, page_header
 from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
 from app.widgets.problems import show_errors
+from formats.engines import ENGINES
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint
-from workers.jobs.requests import Evaluate, Export, ReplayRequest
+from workers.jobs.requests import Evaluate, Export, Prove, ReplayRequest
 from workers.jobs.submit import submit
 
 RECORDED = N_("Recorded responses")
@@ -72,6 +73,13 @@ class CheckpointPanel:
                     fields = {"checkpoint_id": chosen}
                     request = partial(evaluate_request, settings)
                     JobForm(settings, "checkpoint-evaluate", t("Evaluate on the built-in questions"), fields, request)
+                    engines = [(engine.title, engine.name) for engine in ENGINES.values()]
+                    engine = dropdown(
+                        engines, value=engines[0][1], label=t("Server"), elem_id="checkpoint-prove-engine"
+                    )
+                    fields = {"checkpoint_id": chosen, "engine": engine}
+                    prove = partial(prove_request, settings)
+                    JobForm(settings, "checkpoint-prove", t("Compare with a server"), fields, prove)
                 with gr.Column(visible=False) as self.replay:
                     self.data = dropdown([], label=t(RECORDED), info=t(INFO), elem_id="checkpoint-replay-data")
                     fields = {"checkpoint_id": chosen, "dataset_id": self.data}
@@ -116,6 +124,11 @@ class CheckpointPanel:
 def evaluate_request(settings: Settings, checkpoint_id: str) -> Evaluate:
     """Request to evaluate a draft on the built-in questions. Raises NotFound."""
     return Evaluate(base_id=base_of(settings, checkpoint_id), checkpoint_id=checkpoint_id)
+
+
+def prove_request(settings: Settings, checkpoint_id: str, engine: str) -> Prove:
+    """Request to compare a draft here and in a server. Raises NotFound."""
+    return Prove(base_id=base_of(settings, checkpoint_id), checkpoint_id=checkpoint_id, engine=engine)
 
 
 def replay_request(settings: Settings, checkpoint_id: str, dataset_id: str | None) -> ReplayRequest:

@@ -229,7 +229,7 @@ def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
             found.append(
                 (t("Response {number}, replayed.", number=number), f"/playground?chat={chat}", t("Open in Playground"))
             )
-    if job.kind in ("evaluate", "replay"):
+    if job.kind in ("evaluate", "replay", "prove"):
         to = f"/results?id={job.request.get('evaluation_id', '')}"
         found.append((t("The evaluation is stored."), to, t("Open the evaluation")))
     if job.kind == "tune":

@@ -20,6 +20,7 @@ from app.views.leaderboard import (
 )
 from app.views.load_view import loads_view
 from app.views.manage import note_line
+from app.views.proof_view import proof_view
 from app.widgets.elements import badge, detail_head, facts, fold, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
 from app.widgets.intervals import Bar, bar_chart
@@ -78,7 +79,7 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
         slower = row.speedup_high is not None and row.speedup_high < 1 and row.checkpoint_id
         words = " ".join(filter(None, ((row.result or {}).get("busy"), t(SLOWER) if slower else "")))
         html = (notice(words, "warn") if words else "") + figures(row)
-    html += loads_view(row.result or {}) + breakdown(row, again)
+    html += proof_view(row.result or {}) + loads_view(row.result or {}) + breakdown(row, again)
     if not is_replay(row.result):
         html += fold(t("By category"), categories(row))
         html += fold(t("Local engine and servers"), side_by_side(comparable_evaluations(session, row)))
@@ -89,7 +90,7 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
 
 def report_of(session: Session, job: Job) -> str:
     """The report on the page of the job that measured it; the results so far while the job runs; "" for other jobs."""
-    measures = job.kind in ("evaluate", "replay")
+    measures = job.kind in ("evaluate", "replay", "prove")
     row = session.get(Evaluation, job.request.get("evaluation_id") or "") if measures else None
     if row is None or row.state != "ready" or not row.result:
         return so_far(session, job.id) if measures else ""

@@ -1,6 +1,7 @@
 """Download formats of a checkpoint: servers of each format, its validation, and why a format is not available."""
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from app.arrivals import download_notice, files_of
 from app.i18n import N_, plural, t
+from app.views.proof_view import tone
 from app.widgets.elements import badge, fold, notice
 from app.widgets.formatting import size
 from app.widgets.picker import table
@@ -17,6 +19,7 @@ from app.widgets.review import command_box
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
 from formats.checkpoint import CheckpointFiles
+from formats.engines import ENGINES
 from formats.facts import CardFacts
 from formats.options import FormatOption, export_options
 from formats.store import StoredExport, checkpoint_state, exports_folder, stored_exports
@@ -24,7 +27,7 @@ from models.archive import archive_name
 from speculoos.errors import SpeculoosError, Unsupported
 from speculoos.settings import Settings
 from tracking import queries
-from tracking.evaluations import measured_loads
+from tracking.evaluations import measured_loads, proofs
 from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Job
 
@@ -48,7 +51,8 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
     jobs, source = latest_jobs(session, checkpoint.id), checkpoint_state(folder)
     exports = exports_in_store(jobs, source) | stored_exports(exports_folder(settings.home, checkpoint.id), source)
     possible = [option for option in formats if option.possible]
-    cells = [_row(checkpoint.id, option, exports.get(option.name), jobs.get(option.name)) for option in possible]
+    compared = proofs(queries.evaluations(session, checkpoint.id))
+    cells = [_row(checkpoint, option, exports.get(option.name), jobs.get(option.name), compared) for option in possible]
     columns = [t(column) for column in COLUMNS]
     html = table(columns, cells, t("Formats"), named=columns[1:])
     for option in possible:
@@ -136,11 +140,28 @@ def can_be_made(session: Session, settings: Settings, checkpoint_id: str, name: 
     return job is None or job.state in FINISHED
 
 
-def _row(checkpoint_id: str, option: FormatOption, export: StoredExport | None, job: Job | None) -> list[str]:
+def _row(
+    checkpoint: Checkpoint,
+    option: FormatOption,
+    export: StoredExport | None,
+    job: Job | None,
+    compared: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
     name = tag("strong", safe(option.title))
     if option.name == OWN:
-        return [name, safe(option.servers), safe(t("sha256 sums")), _link(checkpoint_id, option, t("Download zip"))]
-    return [name, safe(option.servers), _proof(export), _action(checkpoint_id, option, export, job)]
+        return [name, safe(option.servers), safe(t("sha256 sums")), _link(checkpoint.id, option, t("Download zip"))]
+    checks = _proof(export) + _compared(option.name, checkpoint.method, compared)
+    return [name, safe(option.servers), checks, _action(checkpoint.id, option, export, job)]
+
+
+def _compared(name: str, method: str, compared: Mapping[str, Mapping[str, Any]]) -> str:
+    """Verdicts of comparisons with the servers that read the format `name`."""
+    html = ""
+    for engine, proof in compared.items():
+        if engine in ENGINES and ENGINES[engine].reads(name, method) and proof.get("agrees") is not None:
+            words = N_("drafts in {server} as here") if proof["agrees"] else N_("drafts differently in {server}")
+            html += badge(t(words, server=proof["server"]), tone(proof))
+    return html
 
 
 def _proof(export: StoredExport | None) -> str:

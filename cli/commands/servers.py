@@ -17,8 +17,8 @@ from speculoos.settings import Settings
 from tracking import jobs, queries
 from tracking.db import reading
 from tracking.states import FINISHED
-from tracking.tables import Job
-from workers.jobs.requests import InstallServer, Serve
+from tracking.tables import Evaluation, Job
+from workers.jobs.requests import InstallServer, Prove, Serve
 from workers.jobs.serve import engine_command, find_server, server_jobs
 
 app = listed("Servers (llama.cpp, vLLM, SGLang) of a base model, alone or with a draft.")
@@ -76,6 +76,58 @@ def _start(settings: Settings, request: Serve, as_json: bool) -> None:
 def _has_ended(settings: Settings, job_id: str) -> bool:
     with reading(settings) as session:
         return jobs.get(session, job_id).state in FINISHED
+
+
+@app.command()
+@request_options(Prove)
+def prove(
+    model: Annotated[str, typer.Argument(help="MODEL@DRAFT.")],
+    questions: Annotated[str, typer.Option(help="A prompt set's name; default the built-in questions.")] = "",
+    estimate: EstimateOnly = False,
+    as_json: Json = False,
+    **options: Any,
+) -> int:
+    """Compare a draft in this engine and in a server: acceptance by position, texts, speed.
+
+    The exit code is 1 if they differ.
+    """
+    settings = open_home()
+    request = prove_request(settings, model, questions, **options)
+    if estimate:
+        show_estimate(settings, request, as_json)
+        return 0
+    result = run_proof(settings, request)
+    finish(result, as_json, _proof_words(result["proof"]))
+    return 0 if result["proof"]["agrees"] else 1
+
+
+def prove_request(settings: Settings, model: str, questions: str = "", **options: Any) -> Prove:
+    """The request for MODEL@DRAFT. Raises BadInput without a draft, NotFound."""
+    with reading(settings) as session:
+        base, draft = queries.find_model(session, model)
+        if draft is None:
+            raise BadInput(f"{model} has no draft; name one as MODEL@DRAFT.")
+        data = queries.find_dataset(session, questions).id if questions else ""
+    return Prove(base_id=base.id, checkpoint_id=draft.id, dataset_id=data, **options)
+
+
+def run_proof(settings: Settings, request: Prove) -> dict[str, Any]:
+    """Run the job; the evaluation's id and the comparison. Raises JobFailed or Cancelled."""
+    from cli.follow import run_request
+
+    job = run_request(settings, request)
+    with reading(settings) as session:
+        row = session.get_one(Evaluation, job.request["evaluation_id"])
+        return {"evaluation": row.id, "proof": row.result["proof"]}
+
+
+def _proof_words(proof: dict[str, Any]) -> str:
+    rows = [(f"accepted at {p['position']}", p["here"], p["there"]) for p in proof["positions"]]
+    rows += [("τ", *(proof["tau"][where] for where in ("here", "there")))]
+    for name, label in (("tokens_per_second", "tokens/s"), ("plain_tokens_per_second", "tokens/s without draft")):
+        rows.append((label, *(proof["tokens_per_second"][where][name] for where in ("here", "there"))))
+    rows.append(("texts as without draft", *(proof["identical_to_plain"][where] for where in ("here", "there"))))
+    return f"{table(rows, ('', 'here', proof['server']))}\n{proof['verdict']}"
 
 
 @app.command()

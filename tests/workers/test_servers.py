@@ -1,4 +1,4 @@
-"""Servers as jobs: ready, crashed, rejected, killed. Real workers; a small server with vLLM's options fails on demand."""
+"""Servers as jobs: ready, crashed, rejected, killed. A small server with vLLM's options fails as the tests want."""
 
 import json
 import signal

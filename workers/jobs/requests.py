@@ -13,6 +13,7 @@ from speculoos.errors import BadInput
 from workers.jobs.evaluate import Evaluate, PlanRequest, ReplayRequest, Tune
 from workers.jobs.generate_data import GenerateData, GenerateShard
 from workers.jobs.matrix import Matrix
+from workers.jobs.prove import Prove
 from workers.jobs.request import Request
 from workers.jobs.serve import InstallServer, Serve
 from workers.jobs.train import Train
@@ -32,6 +33,7 @@ KINDS: tuple[type[Request], ...] = (
     PlanRequest,
     ReplayRequest,
     Tune,
+    Prove,
     Export,
     Serve,
     InstallServer,

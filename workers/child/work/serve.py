@@ -53,7 +53,7 @@ class Prepared:
 
 def run(request: Serve, context: JobContext) -> dict[str, Any]:
     """Run the server until the job is stopped or its time is over; after a crash it is started again."""
-    with prepared(request, context) as server, _private_key(context, server):
+    with prepared(request, context) as server, private_key(context, server):
         started, restarts = time.monotonic(), 0
         while True:
             show(context, f"Starts {server.engine.title} {server.version}.")
@@ -78,8 +78,9 @@ def show(context: JobContext, note: str) -> None:
 
 
 @contextmanager
-def prepared(request: Serve, context: JobContext) -> Iterator[Prepared]:
-    """Check the engine, write the model's files and take the devices; the files are deleted at the end."""
+def prepared(request: Serve, context: JobContext, share: int = 1) -> Iterator[Prepared]:
+    """Check the engine, write the model's files and take the devices; the files are deleted at the end. `share`:
+    number of servers that use a GPU at once."""
     engine = request.its_engine
     python, command = engine_command(context.settings, engine)
     if not (python or command):
@@ -109,6 +110,7 @@ def prepared(request: Serve, context: JobContext) -> Iterator[Prepared]:
             tokens=tokens,
             precision=request.precision,
             gpus=len(gpus),
+            share=share,
         )
         yield Prepared(name, engine, version, python_command(engine, python, command), launch, gpus)
     finally:
@@ -138,18 +140,16 @@ def started_engine(server: Prepared, context: JobContext) -> Iterator[EngineProc
 
 def _watch(process: EngineProcess, server: Prepared, request: Serve, context: JobContext, started: float) -> str:
     """Announce the endpoint until the time is over ("") or the server ended or hangs (the reason). Raises Cancelled."""
-    address = f"{process.root}/v1"
-    endpoint = {"url": address, "model": server.launch.model, "key_env": variable_of("servers", server.name)}
     values = {
-        "endpoint": {**endpoint, "timeout": TIMEOUT, "retries": 1},
+        "endpoint": endpoint_fields(server, process),
         "job": context.job_id,
         "engine": server.engine.name,
         "version": server.version,
         "tokens": server.launch.tokens,
     }
     with running_servers.announce(context.settings.home, server.name, values):
-        context.log(f"{server.engine.title} {server.version} serves {server.launch.model} at {address}.")
-        show(context, f"Ready: endpoint {server.name}, {address}.")
+        context.log(f"{server.engine.title} {server.version} serves {server.launch.model} at {process.root}/v1.")
+        show(context, f"Ready: endpoint {server.name}, {process.root}/v1.")
         failures, next_check = 0, time.monotonic() + HEALTH_SECONDS
         while not (request.hours and time.monotonic() - started > request.hours * 3600):
             check_stop(context)
@@ -164,8 +164,14 @@ def _watch(process: EngineProcess, server: Prepared, request: Serve, context: Jo
     return ""
 
 
+def endpoint_fields(server: Prepared, process: EngineProcess) -> dict[str, Any]:
+    """The fields of `Endpoint` for a running server, without its name."""
+    key = variable_of("servers", server.name)
+    return {"url": f"{process.root}/v1", "model": server.launch.model, "key_env": key, "timeout": TIMEOUT, "retries": 1}
+
+
 @contextmanager
-def _private_key(context: JobContext, server: Prepared) -> Iterator[None]:
+def private_key(context: JobContext, server: Prepared) -> Iterator[None]:
     """The server's key in a private file, from which its clients read it, and masked in this process' output."""
     path = secret_file(context.settings.home, variable_of("servers", server.name))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
