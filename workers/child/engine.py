@@ -60,9 +60,10 @@ class EngineProcess:
         version: str,
         launch: LaunchOptions,
         command: Sequence[str],
+        arguments: Sequence[str] = (),
         gpus: Sequence[str] = (),
     ):
-        """`gpus`: UUIDs of the GPUs that it may use."""
+        """`arguments` follow those of the engine; `gpus`: UUIDs of the GPUs that it may use."""
         self.engine, self.version, self.launch = engine, version, launch
         self.root = f"http://127.0.0.1:{launch.port}"
         self._lines: collections.deque[str] = collections.deque(maxlen=LINES)
@@ -70,7 +71,7 @@ class EngineProcess:
         self._others = set(psutil.Process().children(recursive=True))  # which `end` leaves alone
         prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found before the fork
         self.process = subprocess.Popen(
-            [*command, *engine.arguments(launch)],
+            [*command, *engine.arguments(launch), *arguments],
             cwd=launch.folder,
             env=_environment(engine, launch, gpus),
             stdin=subprocess.DEVNULL,

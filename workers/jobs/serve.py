@@ -124,9 +124,10 @@ def engine_command(settings: Settings, engine: ServerEngine) -> tuple[str, list[
     return "", []
 
 
-def installed_engines(settings: Settings) -> list[ServerEngine]:
-    """The engines that can be started on this machine, as far as their settings tell."""
-    return [engine for engine in ENGINES.values() if any(engine_command(settings, engine))]
+def extra_arguments(settings: Settings, engine: ServerEngine) -> list[str]:
+    """Arguments of settings.toml for every server of the engine."""
+    configured = settings.engines.get(engine.name)
+    return list(configured.arguments) if configured else []
 
 
 def not_installed(engine: ServerEngine) -> Unsupported:

@@ -29,7 +29,7 @@ from tracking.tables import Base, Checkpoint, Job
 from workers.child.context import JobContext
 from workers.child.engine import EngineProcess, PortTaken, engine_version, free_port, python_command, server_folder
 from workers.jobs.requests import InstallServer, Serve
-from workers.jobs.serve import ENVIRONMENTS, engine_command, not_installed
+from workers.jobs.serve import ENVIRONMENTS, engine_command, extra_arguments, not_installed
 
 MAX_RESTARTS = 3
 STABLE_SECONDS = 600.0
@@ -48,6 +48,7 @@ class Prepared:
     version: str
     command: list[str]
     launch: LaunchOptions
+    arguments: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
 
 
@@ -112,7 +113,8 @@ def prepared(request: Serve, context: JobContext, share: int = 1) -> Iterator[Pr
             gpus=len(gpus),
             share=share,
         )
-        yield Prepared(name, engine, version, python_command(engine, python, command), launch, gpus)
+        more = tuple(extra_arguments(context.settings, engine))
+        yield Prepared(name, engine, version, python_command(engine, python, command), launch, more, gpus)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -122,7 +124,7 @@ def started_engine(server: Prepared, context: JobContext) -> Iterator[EngineProc
     """The server's process once it is ready; it ends with the block."""
     while True:
         launch = replace(server.launch, port=free_port(context.settings))
-        process = EngineProcess(server.engine, server.version, launch, server.command, server.gpus)
+        process = EngineProcess(server.engine, server.version, launch, server.command, server.arguments, server.gpus)
         try:
             process.wait_ready(partial(check_stop, context))
         except PortTaken:
