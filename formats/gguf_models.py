@@ -86,14 +86,15 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def size_keys(architecture: str, config: Mapping[str, Any], layers: int, rows: int) -> dict[str, Any]:
     """`ARCHITECTURE.*` keys of a model of `layers` layers with a vocabulary of `rows`. Numbers of an integer key are
     int, of a floating-point key float. A model with a sliding window in every layer is limited to it, because llama.cpp
-    has none for this architecture; Phi-3's is written."""
+    attends to all tokens in these architectures."""
     heads = config["num_attention_heads"]
     dim = config.get("head_dim") or config["hidden_size"] // heads
-    length, window = int(config.get("max_position_embeddings") or 2048), config.get("sliding_window")
+    length = int(config.get("max_position_embeddings") or 2048)
+    window = None if "use_sliding_window" in config else config.get("sliding_window")
     rope = rope_parameters(config)
     keys: dict[str, Any] = {
         "block_count": layers,
-        "context_length": min(length, window) if window and architecture == "llama" else length,
+        "context_length": min(length, window or length),
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,

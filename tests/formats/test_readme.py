@@ -34,6 +34,8 @@ STUBS = (
     "text-generation-launcher",
     "cat",
     "touch",
+    "speculoos",
+    "llama-server",
 )
 RECORD = '#!/bin/sh\nfor word in "$0" "$@"; do printf "%s\\n" "$word"; done >> "$RECORD"\n'
 
@@ -60,7 +62,7 @@ def tokens(markdown: str):
 
 
 EVERY = [("eagle3-residual", "vllm"), ("eagle3-residual", "speculators"), ("eagle3", "sglang"), ("eagle3", "trtllm"),
-         ("medusa", "trtllm"), ("medusa", "medusa"), ("draft", "huggingface")]  # fmt: skip
+         ("medusa", "trtllm"), ("medusa", "medusa"), ("draft", "huggingface"), ("eagle3", "gguf-f16")]  # fmt: skip
 
 
 @pytest.mark.integration
