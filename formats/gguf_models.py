@@ -3,6 +3,7 @@ and their tensors. No torch at import.
 
 Sources: llama.cpp's conversion/{base,llama,qwen,phi}.py (keys, order of rows), src/llama-model.cpp (names)."""
 
+import array
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,22 +129,22 @@ def _scaling_keys(rope: Mapping[str, Any], length: int) -> dict[str, Any]:
 
 def rope_tensors(config: Mapping[str, Any]) -> list[TensorSource]:
     """Divisors of the rotary frequencies, float32: Llama 3's (`rope_freqs`), or Phi-3's for short and long texts."""
-    import numpy as np
-
     rope = rope_parameters(config)
     if rope["rope_type"] in ("longrope", "su"):
         factors = {f"rope_factors_{name}.weight": rope[f"{name}_factor"] for name in ("long", "short")}
-    elif rope["rope_type"] == "llama3":
+        return [constant(name, "F32", (len(v),), array.array("f", v).tobytes()) for name, v in factors.items()]
+    if rope["rope_type"] != "llama3":
+        return []
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+    def chunks() -> Iterator[bytes]:
         from models.draft_layers import frequencies
 
-        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        scaled = frequencies(dim, rope["rope_theta"], rope)[0].double().numpy()
-        plain = rope["rope_theta"] ** (-np.arange(dim // 2, dtype=np.float64) * 2 / dim)
-        factors = {"rope_freqs.weight": plain / scaled}
-    else:
-        return []
-    arrays = {name: np.asarray(values, dtype="<f4") for name, values in factors.items()}
-    return [constant(name, "F32", values.shape, values.tobytes()) for name, values in arrays.items()]
+        scaled = frequencies(dim, rope["rope_theta"], rope)[0].tolist()
+        plain = (rope["rope_theta"] ** (-2 * pair / dim) for pair in range(dim // 2))
+        yield array.array("f", (one / other for one, other in zip(plain, scaled, strict=True))).tobytes()
+
+    return [TensorSource("rope_freqs.weight", "F32", (dim // 2,), chunks)]
 
 
 def model_tensors(config: Mapping[str, Any], entries: Iterable[TensorEntry]) -> list[TensorSource]:

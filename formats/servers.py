@@ -242,7 +242,7 @@ GGUF = Format(
     title="GGUF (llama.cpp)",
     layouts={
         "eagle3": Layout(
-            "llama.cpp since 2026-06 and programs that embed it",
+            "llama.cpp, tried in xllamacpp 2026.10; programs that embed it",
             (
                 three_layers,
                 one_layer,
@@ -251,7 +251,7 @@ GGUF = Format(
                 gguf_base,
             ),
         ),
-        "draft": Layout("llama.cpp, LM Studio, Ollama and others", (gguf_model,)),
+        "draft": Layout("llama.cpp, tried in xllamacpp 2026.10; programs that embed it", (gguf_model,)),
     },
     serve=serve.llamacpp,
     unsupported={

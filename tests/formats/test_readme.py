@@ -149,6 +149,7 @@ def test_commands_and_requests_name_the_base_alike_whatever_it_came_from(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "medusa_choices.json").write_text("[[0]]")
+    (tmp_path / "out" / "draft-f16.gguf").touch()
     for kind, name in EVERY:
         read, facts = CheckpointFiles.read(checkpoint(kind), base.path), CardFacts("my base", location, source)
         said = readme(FORMATS[name], read, facts, ExportReport(name, read.method, "", ()), "out")
