@@ -85,8 +85,8 @@ def typed(plan: ExportPlan, type: str) -> ExportPlan:
 
 
 def write_gguf(path: Path, plan: ExportPlan, on_bytes: Callable[[int], None]) -> None:
-    """Write the plan's config and tokenizer as keys, and its tensors. `on_bytes` is called with the size of every chunk. Raises
-    Damaged if a source is shorter than its header says."""
+    """Write the plan's config and tokenizer as keys, and its tensors; `on_bytes` is called with the size of every
+    chunk. Raises Damaged if a source is shorter than its header says, and the errors of `tokenizer_keys`."""
     import gguf
     import numpy as np
 

@@ -28,6 +28,7 @@ LAYER = {
 }
 STORED = {f"layers.0.{ours}.weight": f"blk.0.{theirs}.weight" for ours, theirs in LAYER.items()} | {
     "fc.weight": "fc.weight",
+    "input_norm.weight": "enc.output_norm.weight",
     "norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
     "embed_tokens.weight": "token_embd.weight",
@@ -67,6 +68,7 @@ def eagle3_gguf(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
         "num_hidden_layers": 1,
         "rope_theta": own["rope.freq_base"],
         "rope_scaling": _scaling(own),
+        "norm_before_fc": own.get("norm_before_fc"),
     }
     if "rope_freqs.weight" in weights.tensors:
         config["rope_scaling"] = {"rope_type": "divided", "divisors": weights["rope_freqs.weight"]}
@@ -74,8 +76,8 @@ def eagle3_gguf(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
     targets = weights["d2t"] if "d2t" in weights.tensors else torch.arange(rows)
     if rows > len(targets) or targets.max() >= len(keys["tokenizer.ggml.tokens"]):
         raise ValueError(f"{path.name}: d2t does not map every column to a token.")
-    residual = bool(own.get("norm_before_residual"))
-    return LlamaDraft(config, weights, tuple(own["target_layers"]), targets, True, residual_after_norm=residual)
+    residual, layers = bool(own.get("norm_before_residual")), tuple(own["target_layers"])
+    return LlamaDraft(config, weights, layers, targets, True, residual_after_norm=residual, eagle31=True)
 
 
 def draft_gguf(folder: Path, checkpoint: CheckpointFiles) -> Any:

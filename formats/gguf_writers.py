@@ -14,6 +14,7 @@ from models.card import first_set
 
 OWN_NAMES = {
     "fc.weight": "fc.weight",
+    "input_norm.weight": "enc.output_norm.weight",
     "norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
     "embed_tokens.weight": "token_embd.weight",
@@ -47,7 +48,7 @@ def eagle3_gguf(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Exp
         "eagle3.target_layers": inputs,
         "eagle3.extract_layers": inputs,
         "eagle3.target_hidden_size": config.get("target_hidden_size") or checkpoint.hidden_size,
-        "eagle3.norm_before_residual": bool(config.get("norm_before_residual")),
+        **{f"eagle3.{name}": bool(config.get(name)) for name in ("norm_before_residual", "norm_before_fc")},
     }
     tensors = [*sources, *rope_tensors(config)]
     return ExportPlan(tensors, keys, weights="draft-f32.gguf", tokenizer=checkpoint.base_path)

@@ -247,7 +247,7 @@ GGUF = Format(
                 three_layers,
                 one_layer,
                 ascending_layers,
-                known_only(EAGLE3 | {"own_embeddings", "target_hidden_size"}),
+                known_only(EAGLE3 | {"own_embeddings", "target_hidden_size", "norm_before_fc"}),
                 gguf_base,
             ),
         ),

@@ -114,7 +114,7 @@ def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
         ("eagle3-four", "gguf", "always fuses three"),
         ("eagle3-deep", "gguf", "support only one"),
         ("eagle3-each-norm", "gguf", "`fc_norm`"),
-        ("eagle3-fused-norm", "gguf", "`norm_before_fc`"),
+        ("eagle3-fused-norm", "gguf", "`norm_output`"),
     ],
 )
 def test_a_refusal_says_what_stands_in_the_way(kind, name, word, base, checkpoint):
