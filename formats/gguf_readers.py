@@ -1,6 +1,8 @@
 """Draft networks as llama.cpp builds them from a GGUF file, like `formats.readers` for other servers: neither the
 writers nor their table of names is used."""
 
+import contextlib
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,7 +98,8 @@ def draft_gguf(folder: Path, checkpoint: CheckpointFiles) -> Any:
         "partial_rotary_factor": own["rope.dimension_count"] / config.head_dim,
         **(_scaling(own) or {"rope_type": "default"}),
     }
-    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, **source).eval()
+    with contextlib.redirect_stderr(io.StringIO()):  # hides a progress bar that no option turns off
+        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, **source).eval()
     if "rope_freqs.weight" in stored:
         model.model.rotary_emb.inv_freq /= stored["rope_freqs.weight"]
     return model
