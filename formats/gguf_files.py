@@ -72,11 +72,8 @@ def model_plan(folder: Path, config: dict[str, Any], entries: list[TensorEntry],
         "general.architecture": architecture,
         "general.type": "model",
         **size_keys(architecture, config, int(config["num_hidden_layers"]), rows),
-        **tokenizer_keys(tokenizer, rows),
     }
-    if architecture == "phi3" and {*PHI3_TOKENS} <= {*keys["tokenizer.ggml.tokens"]}:
-        keys["general.name"] = "Phi-3"  # by this name llama.cpp strips spaces after special tokens, as Phi-3 does
-    return ExportPlan([*sources, *rope_tensors(config)], keys)
+    return ExportPlan([*sources, *rope_tensors(config)], keys, tokenizer=tokenizer)
 
 
 def typed(plan: ExportPlan, type: str) -> ExportPlan:
@@ -88,13 +85,18 @@ def typed(plan: ExportPlan, type: str) -> ExportPlan:
 
 
 def write_gguf(path: Path, plan: ExportPlan, on_bytes: Callable[[int], None]) -> None:
-    """Write the plan's config as keys, and its tensors. `on_bytes` is called with the size of every chunk. Raises
-    Damaged if a source is shorter than its header says."""
+    """Write the plan's config and tokenizer as keys, and its tensors; `on_bytes` is called with the size of every
+    chunk. Raises Damaged if a source is shorter than its header says, and the errors of `tokenizer_keys`."""
     import gguf
     import numpy as np
 
     keys = dict(plan.config)
-    writer = gguf.GGUFWriter(path, keys.pop("general.architecture"))
+    architecture = keys.pop("general.architecture")
+    if plan.tokenizer:
+        keys |= tokenizer_keys(plan.tokenizer, keys[f"{architecture}.vocab_size"])
+        if architecture == "phi3" and {*PHI3_TOKENS} <= {*keys["tokenizer.ggml.tokens"]}:
+            keys["general.name"] = "Phi-3"  # by this name llama.cpp strips spaces after special tokens, as Phi-3 does
+    writer = gguf.GGUFWriter(path, architecture)
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
     for key, value in keys.items():
         writer.add_key_value(key, value, gguf.GGUFValueType[kinds[type(value)]])

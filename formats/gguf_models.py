@@ -3,6 +3,7 @@ and their tensors. No torch at import.
 
 Sources: llama.cpp's conversion/{base,llama,qwen,phi}.py (keys, order of rows), src/llama-model.cpp (names)."""
 
+import array
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,14 +87,15 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def size_keys(architecture: str, config: Mapping[str, Any], layers: int, rows: int) -> dict[str, Any]:
     """`ARCHITECTURE.*` keys of a model of `layers` layers with a vocabulary of `rows`. Numbers of an integer key are
     int, of a floating-point key float. A model with a sliding window in every layer is limited to it, because llama.cpp
-    has none for this architecture; Phi-3's is written."""
+    attends to all tokens in these architectures."""
     heads = config["num_attention_heads"]
     dim = config.get("head_dim") or config["hidden_size"] // heads
-    length, window = int(config.get("max_position_embeddings") or 2048), config.get("sliding_window")
+    length = int(config.get("max_position_embeddings") or 2048)
+    window = None if "use_sliding_window" in config else config.get("sliding_window")
     rope = rope_parameters(config)
     keys: dict[str, Any] = {
         "block_count": layers,
-        "context_length": min(length, window) if window and architecture == "llama" else length,
+        "context_length": min(length, window or length),
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
@@ -127,22 +129,22 @@ def _scaling_keys(rope: Mapping[str, Any], length: int) -> dict[str, Any]:
 
 def rope_tensors(config: Mapping[str, Any]) -> list[TensorSource]:
     """Divisors of the rotary frequencies, float32: Llama 3's (`rope_freqs`), or Phi-3's for short and long texts."""
-    import numpy as np
-
     rope = rope_parameters(config)
     if rope["rope_type"] in ("longrope", "su"):
         factors = {f"rope_factors_{name}.weight": rope[f"{name}_factor"] for name in ("long", "short")}
-    elif rope["rope_type"] == "llama3":
+        return [constant(name, "F32", (len(v),), array.array("f", v).tobytes()) for name, v in factors.items()]
+    if rope["rope_type"] != "llama3":
+        return []
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+    def chunks() -> Iterator[bytes]:
         from models.draft_layers import frequencies
 
-        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        scaled = frequencies(dim, rope["rope_theta"], rope)[0].double().numpy()
-        plain = rope["rope_theta"] ** (-np.arange(dim // 2, dtype=np.float64) * 2 / dim)
-        factors = {"rope_freqs.weight": plain / scaled}
-    else:
-        return []
-    arrays = {name: np.asarray(values, dtype="<f4") for name, values in factors.items()}
-    return [constant(name, "F32", values.shape, values.tobytes()) for name, values in arrays.items()]
+        scaled = frequencies(dim, rope["rope_theta"], rope)[0].tolist()
+        plain = (rope["rope_theta"] ** (-2 * pair / dim) for pair in range(dim // 2))
+        yield array.array("f", (one / other for one, other in zip(plain, scaled, strict=True))).tobytes()
+
+    return [TensorSource("rope_freqs.weight", "F32", (dim // 2,), chunks)]
 
 
 def model_tensors(config: Mapping[str, Any], entries: Iterable[TensorEntry]) -> list[TensorSource]:

@@ -1,6 +1,8 @@
 """Draft networks as llama.cpp builds them from a GGUF file, like `formats.readers` for other servers: neither the
 writers nor their table of names is used."""
 
+import contextlib
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ LAYER = {
 }
 STORED = {f"layers.0.{ours}.weight": f"blk.0.{theirs}.weight" for ours, theirs in LAYER.items()} | {
     "fc.weight": "fc.weight",
+    "input_norm.weight": "enc.output_norm.weight",
     "norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
     "embed_tokens.weight": "token_embd.weight",
@@ -66,24 +69,37 @@ def eagle3_gguf(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
         "rms_norm_eps": own["attention.layer_norm_rms_epsilon"],
         "num_hidden_layers": 1,
         "rope_theta": own["rope.freq_base"],
-        "rope_scaling": _scaling(own, weights, checkpoint),
+        "rope_scaling": _scaling(own),
+        "norm_before_fc": own.get("norm_before_fc"),
     }
+    if "rope_freqs.weight" in weights.tensors:
+        config["rope_scaling"] = {"rope_type": "divided", "divisors": weights["rope_freqs.weight"]}
     rows = len(weights["lm_head.weight"])
     targets = weights["d2t"] if "d2t" in weights.tensors else torch.arange(rows)
     if rows > len(targets) or targets.max() >= len(keys["tokenizer.ggml.tokens"]):
         raise ValueError(f"{path.name}: d2t does not map every column to a token.")
-    residual = bool(own.get("norm_before_residual"))
-    return LlamaDraft(config, weights, tuple(own["target_layers"]), targets, True, residual_after_norm=residual)
+    residual, layers = bool(own.get("norm_before_residual")), tuple(own["target_layers"])
+    return LlamaDraft(config, weights, layers, targets, True, residual_after_norm=residual, eagle31=True)
 
 
 def draft_gguf(folder: Path, checkpoint: CheckpointFiles) -> Any:
-    """transformers' own reader of GGUF files, in float32. It does not read `rope_freqs`, which are applied here."""
-    from transformers import AutoModelForCausalLM
+    """transformers' own reader of GGUF files, in float32, with the sizes of heads and the rope scaling that it does not
+    read."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    path, _, stored = _open(folder)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=path.name, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-    ).eval()
+    path, keys, stored = _open(folder)
+    prefix = keys["general.architecture"] + "."
+    own = {name.removeprefix(prefix): value for name, value in keys.items() if name.startswith(prefix)}
+    source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(folder, **source)
+    config.head_dim = own["attention.key_length"]
+    config.rope_parameters = {
+        "rope_theta": own["rope.freq_base"],
+        "partial_rotary_factor": own["rope.dimension_count"] / config.head_dim,
+        **(_scaling(own) or {"rope_type": "default"}),
+    }
+    with contextlib.redirect_stderr(io.StringIO()):  # hides a progress bar that no option turns off
+        model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, **source).eval()
     if "rope_freqs.weight" in stored:
         model.model.rotary_emb.inv_freq /= stored["rope_freqs.weight"]
     return model
@@ -134,16 +150,13 @@ def _halves_apart(rows: Tensor, heads: int) -> Tensor:
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def _scaling(own: Mapping[str, Any], weights: Weights, checkpoint: CheckpointFiles) -> dict[str, Any] | None:
-    """Rope scaling of the file as transformers names it. `rope_freqs` must be those of the draft's scaling."""
-    if kind := own.get("rope.scaling.type"):
-        scaling = {"rope_type": kind, "factor": own["rope.scaling.factor"]}
-        if kind == "yarn":
-            scaling["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
-            for name in ("beta_fast", "beta_slow"):
-                scaling[name] = own.get(f"rope.scaling.yarn_{name}")
-            scaling["attention_factor"] = own.get("rope.scaling.yarn_attn_factor")
-        return {name: value for name, value in scaling.items() if value is not None}
-    if "rope_freqs.weight" not in weights.tensors:
+def _scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Rope scaling of a file's keys, without the architecture, as transformers names it."""
+    if not (kind := own.get("rope.scaling.type")):
         return None
-    return {"rope_type": "divided", "divisors": weights["rope_freqs.weight"]}
+    scaling = {"rope_type": kind, "factor": own["rope.scaling.factor"]}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
+        for name, key in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"), ("attention_factor", "attn_factor")):
+            scaling[name] = own.get(f"rope.scaling.yarn_{key}")
+    return {name: value for name, value in scaling.items() if value is not None}

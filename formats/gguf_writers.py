@@ -9,12 +9,12 @@ from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
 from formats.gguf_files import model_plan
 from formats.gguf_models import gguf_name, interleaved, rope_tensors, size_keys
-from formats.gguf_tokenizer import tokenizer_keys
 from formats.plan import ExportPlan, TensorSource, from_entry
 from models.card import first_set
 
 OWN_NAMES = {
     "fc.weight": "fc.weight",
+    "input_norm.weight": "enc.output_norm.weight",
     "norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
     "embed_tokens.weight": "token_embd.weight",
@@ -48,10 +48,10 @@ def eagle3_gguf(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Exp
         "eagle3.target_layers": inputs,
         "eagle3.extract_layers": inputs,
         "eagle3.target_hidden_size": config.get("target_hidden_size") or checkpoint.hidden_size,
-        "eagle3.norm_before_residual": bool(config.get("norm_before_residual")),
-        **tokenizer_keys(checkpoint.base_path, checkpoint.vocab_size),
+        **{f"eagle3.{name}": bool(config.get(name)) for name in ("norm_before_residual", "norm_before_fc")},
     }
-    return ExportPlan([*sources, *rope_tensors(config)], keys, weights="draft-f32.gguf")
+    tensors = [*sources, *rope_tensors(config)]
+    return ExportPlan(tensors, keys, weights="draft-f32.gguf", tokenizer=checkpoint.base_path)
 
 
 def draft_gguf(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:

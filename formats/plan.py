@@ -45,6 +45,8 @@ class ExportPlan:
     copies: tuple[Path, ...] = ()
     """Files that are copied under their own names."""
     texts: dict[str, str] = field(default_factory=dict)
+    tokenizer: Path | None = None
+    """GGUF: the folder of the tokenizer that is in the file."""
 
     @property
     def size(self) -> int:

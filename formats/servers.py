@@ -242,16 +242,16 @@ GGUF = Format(
     title="GGUF (llama.cpp)",
     layouts={
         "eagle3": Layout(
-            "llama.cpp since 2026-06 and programs that embed it",
+            "llama.cpp, tried in xllamacpp 2026.10; programs that embed it",
             (
                 three_layers,
                 one_layer,
                 ascending_layers,
-                known_only(EAGLE3 | {"own_embeddings", "target_hidden_size"}),
+                known_only(EAGLE3 | {"own_embeddings", "target_hidden_size", "norm_before_fc"}),
                 gguf_base,
             ),
         ),
-        "draft": Layout("llama.cpp, LM Studio, Ollama and others", (gguf_model,)),
+        "draft": Layout("llama.cpp, tried in xllamacpp 2026.10; programs that embed it", (gguf_model,)),
     },
     serve=serve.llamacpp,
     unsupported={

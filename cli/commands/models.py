@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.fields import EstimateOnly, request_options, show_estimate
-from cli.commands.targets import base_id, remove_row
+from cli.commands.targets import base_id, remove_row, resolve
 from cli.console import Json, figures, finish, listed, table
 from ops.homes import columns, open_home
 from speculoos.errors import BadInput
+from speculoos.reporting import ConsoleReporter
 from tracking import changes, queries
 from tracking.db import reading, writing
 from workers.jobs.requests import FetchModel, ImportDraft, Quantize
@@ -80,6 +81,21 @@ def quantize(
         return show_estimate(settings, request, as_json)
     job = run_request(settings, request, name)
     return show(job.request["quantized_id"], as_json)
+
+
+@app.command()
+def gguf(
+    model: Annotated[str, typer.Argument(help="Base model: a name, id or folder.")],
+    output: Annotated[Path, typer.Option("--out", "--output", "-o", help="GGUF file to write.")],
+    kind: Annotated[str, typer.Option("--type", help="f32, f16, q8_0 or q4_1.")] = "f16",
+    as_json: Json = False,
+) -> None:
+    """Write a base model as a GGUF file for llama.cpp: Llama, Mistral, Qwen2, Qwen3 or Phi-3."""
+    from formats.gguf_files import write_base
+
+    file = write_base(resolve(open_home(), model).base_path, output.expanduser(), kind, ConsoleReporter())
+    result = {"path": str(file), "type": kind, "bytes": file.stat().st_size}
+    finish(result, as_json, f"Wrote {file} ({result['bytes'] / 1e6:.1f} MB).")
 
 
 @app.command("add-draft")

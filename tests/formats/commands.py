@@ -4,7 +4,7 @@ argument parser has, the files that are there, and the name that requests call t
 Where the record is from: vLLM (engine/arg_utils.py, config/speculative.py, entrypoints/openai/api_server.py), SGLang
 0.5 (its documentation of server arguments, its tests of STANDALONE), TensorRT-LLM 1.x (commands/{serve,build}.py,
 llmapi/llm_args.py, examples/{run,utils}.py, convert_checkpoint.py of examples/medusa and of examples/models/core/
-{llama,qwen}), Text Generation Inference 3 (launcher).
+{llama,qwen}), Text Generation Inference 3 (launcher), llama.cpp (common/arg.cpp).
 """
 
 import ast
@@ -58,6 +58,10 @@ PROGRAMS = {
         "--medusa_choices",
     ),
     "text-generation-launcher": known("--model-id", "--speculate", "--port", "--dtype", named="--model-id"),
+    "speculoos models gguf": known("--out", "--type", alone=1, made="--out"),
+    "llama-server": known(
+        *("-m", "--alias", "--port", "--ctx-size", "--model-draft", "--spec-type", "--spec-draft-n-max"), named="-m"
+    ),
     "git clone": known("--depth", "--branch", alone=1),
     "hf download": known("--local-dir", alone=1, made="--local-dir"),
     "curl": known("-H", "-d", alone=1),
@@ -67,6 +71,7 @@ CHOICES = {
     "--speculative_decoding_mode": {"draft_tokens_external", "medusa"},
     "--dtype": {"float16", "bfloat16"},
     "--backend": {"pytorch"},
+    "--spec-type": {"draft-eagle3", "draft-simple"},
     "--use_paged_context_fmha": {"enable"},
 }
 """Values that a server takes, where it takes only some; of types those that every server's GPU kernels have."""
@@ -125,7 +130,7 @@ def _command(name: str, words: list[str], found: Checked) -> None:
             assert (found.place / inner).is_file(), inner
     for value in (*alone, *options.values()):
         if value.startswith("./") and name != "hf download":
-            assert value in found.made or (found.place / value).is_dir(), f"{name}: {value} is not there"
+            assert value in found.made or (found.place / value).exists(), f"{name}: {value} is not there"
     if name == "hf download":
         assert alone == [found.base], "the hub knows the base alone"
     if name == "git clone":
@@ -160,7 +165,7 @@ def _served(name: str, alone: list[str], options: dict[str, str], found: Checked
         return
     model = options[program.named] if program.named else alone[0]
     assert model in (found.base, *_folders(found)), model
-    found.served = "" if name in ANY_NAME else options.get("--served-model-name", model)
+    found.served = "" if name in ANY_NAME else options.get("--served-model-name") or options.get("--alias", model)
     if config := options.get("--speculative-config"):
         given = json.loads(config)
         schedule = given.pop("num_speculative_tokens_per_batch_size", [])

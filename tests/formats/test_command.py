@@ -32,7 +32,7 @@ def test_the_list_says_what_is_possible_for_whom_and_why_not(rows, capsys) -> No
     assert main(["export", "--list", "tiny@eagle3", "--json"]) == 0
     found = {option["name"]: option for option in last_json(capsys)}
     eagle3 = ["own", "vllm", "vllm-fp8", "vllm-int8", "speculators", "sglang", "trtllm", "medusa", "modelopt"]
-    assert [*found] == [*eagle3, "huggingface"]
+    assert [*found] == [*eagle3, "huggingface", "gguf", "gguf-f16", "gguf-q8_0"]
     assert all({*option} == {"name", "title", "for", "possible", "reason", "bytes"} for option in found.values())
     assert found["vllm"]["possible"] and found["vllm"]["for"].startswith("vLLM 0.") and not found["vllm"]["reason"]
     assert not found["sglang"]["possible"] and "norm_before_residual" in found["sglang"]["reason"]

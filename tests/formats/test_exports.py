@@ -21,23 +21,23 @@ EAGLE3 = {"vllm", "speculators", "sglang", "trtllm", "modelopt"}
 NEWER = {"vllm", "speculators"}
 TAKES = {
     "eagle": {"vllm", "sglang"},
-    "eagle3": EAGLE3,
-    "eagle3-small": EAGLE3,
-    "eagle3-residual": {"vllm", "speculators"},
+    "eagle3": EAGLE3 | {"gguf"},
+    "eagle3-small": EAGLE3 | {"gguf"},
+    "eagle3-residual": NEWER | {"gguf"},
     "eagle-biased": {"sglang"},
     "eagle-scaled": {"vllm", "sglang"},
-    "eagle3-scaled": EAGLE3,
+    "eagle3-scaled": EAGLE3 | {"gguf"},
     "eagle-own": {"vllm"},
     "eagle3-fused-norm": NEWER | {"sglang"},
     "eagle3-each-norm": NEWER | {"sglang"},
     "eagle3-deep": NEWER,
     "eagle3-four": EAGLE3 - {"speculators"},
-    "eagle3-narrow": {"vllm"},
+    "eagle3-narrow": {"vllm", "gguf"},
     "medusa": {"vllm", "trtllm", "medusa"},
     "medusa-shared": {"vllm", "trtllm", "medusa"},
     "medusa-small": {"vllm"},
-    "draft": {"huggingface"},
-    "draft-narrow": {"huggingface"},
+    "draft": {"huggingface", "gguf"},
+    "draft-narrow": {"huggingface", "gguf"},
 }
 """Beside `own`, which takes all."""
 RUN = "python TensorRT-LLM/examples/run.py"
@@ -46,6 +46,7 @@ SGLANG = "python -m sglang.launch_server"
 SERVED_BY = {
     **{"vllm": ["vllm serve"], "speculators": ["vllm serve"], "sglang": [SGLANG]},
     **{"medusa": ["text-generation-launcher"], "modelopt": ["trtllm-serve", SGLANG]},
+    "gguf": ["speculoos models gguf", "llama-server"],
     **{"huggingface": ["transformers", "vllm serve", SGLANG, "trtllm-serve"]},
 }
 """Programs in the README of a format, in this order: every server that the format is said to be for."""
@@ -73,7 +74,8 @@ def test_a_draft_goes_where_it_can_and_drafts_the_same_there(kind, dtype, base, 
         assert not find_changed_files(target)
         if option.name != "own":
             check_folder(target, report, option.name)
-            check_table(target, option.name, CheckpointFiles.read(folder, base.path))
+            if option.name != "gguf":  # test_gguf.py
+                check_table(target, option.name, CheckpointFiles.read(folder, base.path))
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")], "something half-made stayed"
 
 
@@ -107,6 +109,12 @@ def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
         ("medusa-few", "vllm", "medusa_tie_lm_head"),
         ("medusa", "sglang", "SGLang never had Medusa"),
         ("draft", "vllm", "huggingface"),
+        ("eagle", "gguf", "EAGLE-3 only"),
+        ("medusa", "gguf", "does not support Medusa"),
+        ("eagle3-four", "gguf", "always fuses three"),
+        ("eagle3-deep", "gguf", "support only one"),
+        ("eagle3-each-norm", "gguf", "`fc_norm`"),
+        ("eagle3-fused-norm", "gguf", "`norm_output`"),
     ],
 )
 def test_a_refusal_says_what_stands_in_the_way(kind, name, word, base, checkpoint):
@@ -255,7 +263,7 @@ def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(starter, tmp_pat
     from models.starter import STARTER_HEAD
 
     assert {o.name for o in export_options(STARTER_HEAD, starter.path) if o.possible} == {
-        *("own", "vllm", "vllm-fp8", "vllm-int8", "speculators")
+        *("own", "vllm", "vllm-fp8", "vllm-int8", "speculators", "gguf", "gguf-f16", "gguf-q8_0")
     }
     report = build_export(STARTER_HEAD, starter, "vllm", tmp_path / "out")
     assert report.passed and report.figures["accepted"] > 0

@@ -34,6 +34,8 @@ STUBS = (
     "text-generation-launcher",
     "cat",
     "touch",
+    "speculoos",
+    "llama-server",
 )
 RECORD = '#!/bin/sh\nfor word in "$0" "$@"; do printf "%s\\n" "$word"; done >> "$RECORD"\n'
 
@@ -60,7 +62,7 @@ def tokens(markdown: str):
 
 
 EVERY = [("eagle3-residual", "vllm"), ("eagle3-residual", "speculators"), ("eagle3", "sglang"), ("eagle3", "trtllm"),
-         ("medusa", "trtllm"), ("medusa", "medusa"), ("draft", "huggingface")]  # fmt: skip
+         ("medusa", "trtllm"), ("medusa", "medusa"), ("draft", "huggingface"), ("eagle3", "gguf-f16")]  # fmt: skip
 
 
 @pytest.mark.integration
@@ -147,6 +149,7 @@ def test_commands_and_requests_name_the_base_alike_whatever_it_came_from(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "medusa_choices.json").write_text("[[0]]")
+    (tmp_path / "out" / "draft-f16.gguf").touch()
     for kind, name in EVERY:
         read, facts = CheckpointFiles.read(checkpoint(kind), base.path), CardFacts("my base", location, source)
         said = readme(FORMATS[name], read, facts, ExportReport(name, read.method, "", ()), "out")

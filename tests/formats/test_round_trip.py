@@ -37,7 +37,9 @@ def test_an_export_comes_back_whole(kind, base, checkpoint, tmp_path):
     folder = checkpoint(kind)
     config, said = read_config(folder), drafted(folder, base)
     for option in export_options(folder, base.path):
-        if not option.possible or option.name == "own" or find_format(option.name).scheme:  # 8 bits are not imported
+        if (
+            not option.possible or option.name == "own" or find_format(option.name).scheme or option.name == "gguf"
+        ):  # not imported
             continue
         stored = load_file(folder / "model.safetensors")
         build_export(folder, base, option.name, tmp_path / option.name)
