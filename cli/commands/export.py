@@ -15,6 +15,7 @@ from models import archive
 from models.starter import installed
 from ops.homes import open_home
 from speculoos.checksums import ChecksumCache, file_sha256
+from speculoos.errors import Unsupported
 from speculoos.reporting import ConsoleReporter
 from tracking import queries
 from tracking.db import reading
@@ -45,6 +46,10 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Write files that fail validation too; README and exit code show it.")
     ] = False,
+    prove: Annotated[
+        str,
+        typer.Option(help="llamacpp, vllm or sglang: first compare the draft here and in that server (servers prove)."),
+    ] = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> int:
@@ -60,8 +65,21 @@ def export(
     elif find_format(form).name == OWN:
         _export_own(row, output, as_json)
     else:
+        if prove:
+            _prove(settings, row, prove, force)
+            row = find(settings, checkpoint)  # with the new comparison
         return _export_for_server(row, form, output, force, as_json)
     return 0
+
+
+def _prove(settings: Any, row: "ExportRow", engine: str, force: bool) -> None:
+    """Compare the draft here and in a server. Raises Unsupported if it drafts differently there, unless `force`."""
+    from cli.commands.servers import prove_request, run_proof
+
+    proof = run_proof(settings, prove_request(settings, row.full_name, engine=engine))["proof"]
+    if not proof["agrees"] and not force:
+        raise Unsupported(f"{proof['verdict']} Nothing was exported.", "--force exports it in spite of this.")
+    say(proof["verdict"])
 
 
 @dataclass(frozen=True)

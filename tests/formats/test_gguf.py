@@ -1,9 +1,8 @@
-"""GGUF files: what llama.cpp's reader wants of them, base models read back by transformers, and llama.cpp itself where
-SPECULOOS_TEST_LLAMACPP names the Python of an environment with xllamacpp."""
+"""GGUF files: what llama.cpp's reader wants of them, base models read back by transformers, and llama.cpp itself."""
 
 import json
-import os
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -33,10 +32,6 @@ TEXTS = (
     "  leading and   trailing   ",
     "e = 3.14159265358979\r\n1000000",
     "<|im_start|>user\nhi<|im_end|>\n",
-)
-ENGINE = os.environ.get("SPECULOOS_TEST_LLAMACPP", "")
-needs_llamacpp = pytest.mark.skipif(
-    not ENGINE, reason="SPECULOOS_TEST_LLAMACPP: the Python of an environment with xllamacpp"
 )
 
 
@@ -338,7 +333,7 @@ class Server:
     """llama.cpp's server with a base model and perhaps a draft, in its own process."""
 
     def __init__(self, base: Path, draft: Path | str = "", kind: str = "EAGLE3"):
-        command = [ENGINE, "-c", SERVE, str(base), str(draft), f"COMMON_SPECULATIVE_TYPE_DRAFT_{kind}"]
+        command = [sys.executable, "-c", SERVE, str(base), str(draft), f"COMMON_SPECULATIVE_TYPE_DRAFT_{kind}"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -360,7 +355,6 @@ class Server:
         return json.load(urllib.request.urlopen(request, timeout=60))
 
 
-@needs_llamacpp
 @pytest.mark.parametrize("pre", KINDS)
 def test_llamacpp_has_the_same_tokens(pre, tmp_path):
     folder = make_tiny_base(tmp_path / "base", vocab_size=512)
@@ -376,7 +370,6 @@ def test_llamacpp_has_the_same_tokens(pre, tmp_path):
             assert server("/tokenize", content=text, add_special=False)["tokens"] == expected, text
 
 
-@needs_llamacpp
 @pytest.mark.parametrize("name", WRITTEN)
 def test_llamacpp_generates_the_same(name, tmp_path):
     folder = family(tmp_path / "base", name)
@@ -389,7 +382,6 @@ def test_llamacpp_generates_the_same(name, tmp_path):
         assert server("/completion", prompt=ids, **options)["tokens"] == expected[0, len(ids) :].tolist()
 
 
-@needs_llamacpp
 @pytest.mark.parametrize("name", ["gguf", "gguf-f16", "gguf-q8_0"])
 @pytest.mark.parametrize(
     "kind", ["eagle3", "eagle3-small", "eagle3-residual", "eagle3-narrow", "eagle3-scaled", "draft"]
