@@ -80,7 +80,13 @@ def _kill_orphans(identity: dict[str, Any]) -> None:
     """Kill the group of a process that has ended. The kernel does not reuse a pid while its group exists: if there is a
     process with this pid, the group was empty before, and the new one is not touched."""
     here = identity.get("host") == machine.machine_key() and identity.get("boot_id") == machine.boot_id()
-    if here and identity.get("boot_id") and not psutil.pid_exists(identity["pid"]):
+    if not here or "ticks" not in identity:
+        return
+    try:
+        is_other = _stat(identity["pid"])[START] != str(identity["ticks"])  # the same start: a zombie
+    except psutil.NoSuchProcess:
+        is_other = False
+    if not is_other:
         signal_group(identity["pid"], signal.SIGKILL)
 
 
