@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from formats.serve import SCHEDULE
 from speculoos.errors import BadInput
 
 PARALLEL = 4
@@ -35,6 +36,8 @@ class LaunchOptions:
     draft: Path | None = None
     method: str = ""
     tokens: int = 0
+    schedule: Sequence[Sequence[int]] = ()
+    """`tokens` by batch size (`formats.serve.tokens_by_load`); () for the same in all."""
     precision: str = "auto"
     gpus: int = 0
     """0: on the CPU."""
@@ -87,6 +90,7 @@ def _vllm(launch: LaunchOptions) -> list[str]:
     if launch.draft:
         method = "draft_model" if launch.method == "draft" else launch.method
         options = {"method": method, "model": str(launch.draft), "num_speculative_tokens": launch.tokens}
+        options |= {SCHEDULE: launch.schedule} if launch.schedule else {}
         words += ["--speculative-config", json.dumps(options), "--per-request-spec-decode-metrics", "detailed"]
     return words
 

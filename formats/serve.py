@@ -12,8 +12,8 @@ from speculoos.markdown import code_span, escape_text, fenced_code_block, markdo
 
 Serve = Callable[[CheckpointFiles, CardFacts, str], str]
 MAX_TOKENS = 32
-SCHEDULE, SCHEDULE_SINCE = "num_speculative_tokens_per_batch_size", "0.32"
-"""vLLM's option for draft tokens by batch size, and the version in which its format was read."""
+SCHEDULE, SCHEDULE_VERSION = "num_speculative_tokens_per_batch_size", "0.32"
+"""vLLM's option for draft tokens by batch size, and the version whose format is written."""
 DEFAULT_TOKENS = {"eagle": 3, "eagle3": 3, "draft": 4}
 """Draft tokens per step of an untuned draft, as in the servers' own examples."""
 
@@ -67,9 +67,8 @@ def vllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     schedule = tokens_by_load(tokens, loads)
     options |= {SCHEDULE: schedule} if schedule else {}
     command = f"vllm serve {_model(facts)}{_served_name(facts)} --speculative-config {shlex.quote(json.dumps(options))}"
-    note = (
-        f"\nvLLM before {SCHEDULE_SINCE} does not know {code_span(SCHEDULE)}; leave it out there.\n" if schedule else ""
-    )
+    words = f"is written as vLLM {SCHEDULE_VERSION} reads it; if another version refuses it, leave it out."
+    note = f"\n{code_span(SCHEDULE)} {words}\n" if schedule else ""
     return _served(command, facts, 8000) + note
 
 

@@ -35,5 +35,8 @@ def verdict(loads: Sequence[Mapping[str, Any]]) -> str:
     if slower:
         return f"Drafting stops paying at {slower} concurrent requests: the whole interval of the speedup is below 1."
     if open_loads:
-        return f"Drafting is slower at no load tried; at {open_loads} concurrent requests the interval contains 1."
+        return (
+            f"No load tried is measurably slower with the draft; at {open_loads} concurrent requests the interval "
+            "contains 1."
+        )
     return "Drafting pays at every load tried."

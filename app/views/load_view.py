@@ -25,15 +25,15 @@ def loads_view(result: Mapping[str, Any]) -> str:
     loads = [load for load in result.get("loads") or () if isinstance(load, Mapping)]
     if not loads:
         return ""
-    chart = line_chart(
-        t("Throughput by load"),
-        {name: points for name, side in sides() if (points := _points(loads, side))},
-        unit=t("tokens/s"),
-        across=t("concurrent requests"),
-        look=ChartStyle(near=True),
-    )
+    charts = _chart(t("Throughput by load"), loads, "tokens_per_second", t("tokens/s"))
+    charts += _chart(t("Time per token by load"), loads, "inter_token", "ms")
     hint = tag("p", safe(t(HOW)), class_="sp-hint")
-    return verdict(loads) + chart + loads_table(loads) + hint
+    return verdict(loads) + tag("div", charts, class_="sp-charts") + loads_table(loads) + hint
+
+
+def _chart(title: str, loads: Sequence[Mapping[str, Any]], key: str, unit: str) -> str:
+    lines = {name: points for name, side in sides() if (points := _points(loads, side, key))}
+    return line_chart(title, lines, unit=unit, across=t("concurrent requests"), look=ChartStyle(near=True))
 
 
 def sides() -> tuple[tuple[str, str], ...]:
@@ -52,7 +52,8 @@ def verdict(loads: Sequence[Mapping[str, Any]]) -> str:
     if unclear := undecided(loads):
         return notice(
             t(
-                "Drafting is slower at no load tried; at {loads} concurrent requests the interval contains 1.",
+                "No load tried is measurably slower with the draft; at {loads} concurrent requests the interval "
+                "contains 1.",
                 loads=", ".join(map(str, unclear)),
             )
         )
@@ -92,17 +93,19 @@ def loads_table(loads: Sequence[Mapping[str, Any]]) -> str:
 
 def _label(load: Mapping[str, Any], name: str, failed: int) -> str:
     note = f"{name} · {t('{n} failed', n=failed)}" if failed else name
-    return safe(load["concurrency"]) + row_note(note)
+    return tag("div", safe(load["concurrency"])) + row_note(note)
 
 
 def _times(pair: Any) -> str:
     """Median, with the 95th percentile below it."""
     if not isinstance(pair, Sequence) or len(pair) != 2:
         return "–"
-    median, high = (figure(finite_number(each), 1) for each in pair)
+    median, high = (figure(value, 0 if value and value >= 100 else 1) for value in map(finite_number, pair))
     return safe(f"{median} ms") + interval_note(f"p95 {high} ms")
 
 
-def _points(loads: Sequence[Mapping[str, Any]], side: str) -> list[tuple[float, float]]:
-    values = [(load["concurrency"], finite_number((load.get(side) or {}).get("tokens_per_second"))) for load in loads]
-    return [(float(load), value) for load, value in values if value is not None]
+def _points(loads: Sequence[Mapping[str, Any]], side: str, key: str) -> list[tuple[float, float]]:
+    """(load, figure), the median of two."""
+    values = [(load["concurrency"], (load.get(side) or {}).get(key)) for load in loads]
+    numbers = [(float(load), finite_number(value[0] if isinstance(value, list) else value)) for load, value in values]
+    return [(load, value) for load, value in numbers if value is not None]

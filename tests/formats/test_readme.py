@@ -184,7 +184,7 @@ def test_measured_loads_set_the_draft_tokens_of_that_server(base, checkpoint, tm
 
     slower = said(loads(1.5, 1.2, 0.8))
     assert '"num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[1, 4, 2], [16, 16, 0]]' in slower
-    assert "vLLM before 0.32 does not know" in slower
+    assert "is written as vLLM 0.32 reads it" in slower
     assert (
         "stops paying at 16 concurrent requests" in slower and "1.20 × (1.15 to 1.25 at 95 %), 100.0 tokens/s" in slower
     )

@@ -81,7 +81,7 @@ def test_what_was_trained_stands_beside_what_servers_get(bench: Bench, servers: 
     (suite,) = add_suites(bench, ["gsm8k"], 4)
     draft = {"base_id": base_id, "checkpoint_id": heads, "dataset_id": suite}
     here = ask(bench, **draft)
-    ours = ask(bench, **draft, endpoint="ours", endpoint_model="tiny@heads-0", plain_model="tiny")
+    ours = ask(bench, **draft, endpoint="ours", endpoint_model="tiny@heads-0", plain_model="tiny", concurrency=[2])
     theirs = ask(bench, **draft, endpoint="theirs", endpoint_model="drafted", plain_model="plain")
     assert ours.result["source"] == {
         "endpoint": "ours",
@@ -91,6 +91,10 @@ def test_what_was_trained_stands_beside_what_servers_get(bench: Bench, servers: 
     }
     assert ours.tau == pytest.approx(here.tau, abs=0.01), "the same engine accepts the same"
     assert ours.result["identical_to_plain"] is True and ours.speedup and ours.plain_tokens_per_second
+    (two,) = ours.result["loads"]
+    assert two["drafted"]["mean_accepted_length"] == pytest.approx(here.tau, abs=0.05), "8 requests of 3 questions"
+    assert two["drafted"]["failed"] == 0 and two["speedup_interval"]
+    assert two["plain"]["requests"] == two["drafted"]["requests"] == 8
     assert theirs.tau == pytest.approx(TAU, abs=1e-3) and theirs.result["source"]["by"] == "counters"
     assert (theirs.source, theirs.machine, theirs.questions) == ("theirs", "vLLM", "GSM8K")
     with db.reading(bench.settings) as session:

@@ -169,8 +169,8 @@ class ImportPrompts(ImportFile):
     delete_after: bool = False  # an upload
     suite: str = setting(
         "",
-        "Import as this suite: mt_bench, humaneval, gsm8k, spec_bench, speed_bench or speed_bench_1k to _32k. Without a "
-        "file it is downloaded from the Hub, if it is there.",
+        "Import as this suite: mt_bench, humaneval, gsm8k, spec_bench, speed_bench, or speed_bench_1k to _32k. Without "
+        "a file it is downloaded from the Hub, if it is there.",
     )
     dataset_id: str = ""
     fields: dict[str, str] = setting({}, FIELDS_HELP)

@@ -23,7 +23,7 @@ from speculoos.reporting import check_stop
 from speculoos.servers import variable_of
 from speculoos.settings import secret_file
 from tracking import queries
-from tracking.evaluations import measurements
+from tracking.evaluations import measured_loads, measurements
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Job
 from workers.child.context import JobContext
@@ -97,7 +97,7 @@ def prepared(request: Serve, context: JobContext, share: int = 1) -> Iterator[Pr
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _remove_old_folders(context)
     try:
-        draft, tokens = _write_draft(request, context, base, row, folder) if row else (None, 0)
+        draft, tokens, schedule = _write_draft(request, context, base, row, folder) if row else (None, 0, [])
         gpus = _take_gpus(request, context, [base.path, *([row.path] if row else [])])
         launch = LaunchOptions(
             base=_write_base(request, context, base, folder) if engine.base_file else Path(base.path),
@@ -109,6 +109,7 @@ def prepared(request: Serve, context: JobContext, share: int = 1) -> Iterator[Pr
             draft=draft,
             method=row.method if row else "",
             tokens=tokens,
+            schedule=schedule,
             precision=request.precision,
             gpus=len(gpus),
             share=share,
@@ -188,25 +189,28 @@ def private_key(context: JobContext, server: Prepared) -> Iterator[None]:
 
 def _write_draft(
     request: Serve, context: JobContext, base_row: Base, row: Checkpoint, folder: Path
-) -> tuple[Path, int]:
-    """(the draft in the engine's format, validated; draft tokens per step)."""
+) -> tuple[Path, int, list[list[int]]]:
+    """(the draft in the engine's format, validated; draft tokens per step; their schedule by batch size). Tokens and
+    schedule are as measured on such a server, if its loads were."""
     from formats.checkpoint import CheckpointFiles
     from formats.export import build_export, check_export
     from formats.facts import CardFacts
-    from formats.serve import drafted_tokens
+    from formats.serve import served_tokens, tokens_by_load
     from models.base import load_base
 
     form = request.its_engine.format_of(row.method, request.precision)
     target = folder / "draft"
+    with context.session() as session:
+        evaluations = queries.evaluations(session, row.id)
+        facts = CardFacts.of(base_row, row.name, measurements(evaluations), measured_loads(evaluations))
     check_export(row.path, base_row.path, form)
     if not target.exists():  # an earlier attempt may have written it
         show(context, "Exports the draft.")
         base = load_base(base_row.path, "float32", "cpu", context.base_checksums(base_row), context.checksum_cache)
-        with context.session() as session:
-            facts = CardFacts.of(base_row, row.name, measurements(queries.evaluations(session, row.id)))
         build_export(row.path, base, form, target, context, facts)
-    tokens = request.tokens or drafted_tokens(CheckpointFiles.read(row.path, base_row.path))
-    return next(iter(sorted(target.glob("*.gguf"))), target), tokens
+    files, path = CheckpointFiles.read(row.path, base_row.path), next(iter(sorted(target.glob("*.gguf"))), target)
+    tokens, loads = served_tokens(files, facts, request.its_engine.title)
+    return (path, request.tokens, []) if request.tokens else (path, tokens, tokens_by_load(tokens, loads))
 
 
 def _write_base(request: Serve, context: JobContext, base: Base, folder: Path) -> Path:
