@@ -108,7 +108,7 @@ class LiveRuns:
         return [run.id for run in group]
 
     def _run_in_order(self, group: list[Run]) -> None:
-        """One run after another, those of servers on this thread, so that the columns of a comparison do not overlap."""
+        """One run after another, those of servers on this thread, so that columns of a comparison do not overlap."""
         try:
             for run in group:
                 with self._fail_on_error(run):

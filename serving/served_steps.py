@@ -66,7 +66,7 @@ def records_of_steps(chunks: Sequence[dict[str, Any]], steps: Sequence[Emitted])
         record = chunk_record(index, kind, [], ms, step)
         for place, token in enumerate(tokens[at : at + size]):
             is_draft = step is not None and place < step.accepted
-            token = {**token, "origin": "draft" if is_draft else "target" if step else "plain"}
+            token = {**token, "origin": "draft" if is_draft else "plain" if kind == "plain" else "target"}
             token["depth"] = place + 1 if is_draft else 0
             origins.append(token["origin"])
             if token["text"]:  # a character of several tokens is the text of the last one

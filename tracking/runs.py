@@ -26,7 +26,8 @@ LEFT_OVER = "The inference server was restarted before this run had finished; se
 def create_run(
     session: Session, kind: str, model: str, request: dict[str, Any], group_id: str | None = None, position: int = 0
 ) -> Run:
-    """Create a QUEUED run of `model` (`base`, `base@checkpoint` or, of a server, `@endpoint`). `request` has OpenAI's chat parameters."""
+    """Create a QUEUED run of `model` (`base`, `base@checkpoint`, a server's `@endpoint`). `request` has OpenAI's chat
+    parameters."""
     run = Run(id=new_id(), kind=kind, model=model, request=request, group_id=group_id, position=position)
     session.add(run)
     session.flush()
