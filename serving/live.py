@@ -18,7 +18,7 @@ from serving.engine import Engine, GenerationResult
 from serving.errors import as_api_error
 from serving.protocol import ChatRequest
 from serving.queueing import Ticket
-from serving.served import ServedAnswer, ServedTicket, stream_answer
+from serving.served import ServedResponse, ServedTicket, stream_answer
 from speculoos.errors import Conflict, SpeculoosError, Unavailable
 from speculoos.settings import Settings
 from tracking import chats, runs
@@ -127,7 +127,7 @@ class LiveRuns:
         with writing(self.settings) as session:
             started = runs.start_run(session, run.id)
         if started:
-            answer, writer = ServedAnswer(), RunWriter(self.settings, run.id)
+            answer, writer = ServedResponse(), RunWriter(self.settings, run.id)
             try:
                 ticket.run(stream_answer(self.settings, server_of(run.model), run.request, answer, writer.step))
             finally:
@@ -135,7 +135,7 @@ class LiveRuns:
             self._store_served(run, answer)
         self._remove_ticket(run)
 
-    def _store_served(self, run: Run, answer: ServedAnswer) -> None:
+    def _store_served(self, run: Run, answer: ServedResponse) -> None:
         changed = answer.end()
         with writing(self.settings) as session:
             if changed:

@@ -38,7 +38,7 @@ SAMPLING = ("max_tokens", "temperature", "seed", "top_p")
 
 
 @dataclass
-class ServedAnswer:
+class ServedResponse:
     """A response so far. `origins`: `known`, `unknown`, or `unclear` if the server's steps do not fit its tokens."""
 
     server: str = ""
@@ -48,6 +48,7 @@ class ServedAnswer:
     records: list[dict[str, Any]] = field(default_factory=list)
     origins: str = "unknown"
     seconds: float = 0.0
+    first_seconds: float = 0.0
     _fields: dict[str, Any] = field(default_factory=dict)
     _has_tokens: bool = True
     _decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
@@ -69,6 +70,7 @@ class ServedAnswer:
         if record is None:
             return None
         self.seconds = time.perf_counter() - self.started
+        self.first_seconds = self.first_seconds or self.seconds
         record["finish"] = self.finish or None
         self.records.append(record)
         return record
@@ -93,8 +95,7 @@ class ServedAnswer:
 
     def summary(self) -> dict[str, Any]:
         """Figures of the response: times as seen here, acceptance as published by the server."""
-        first = self.records[0]["ms"]["other"] if self.records else 0.0
-        decode, tokens = self.seconds - first / 1000, self.tokens
+        decode, tokens = self.seconds - self.first_seconds, self.tokens
         acceptance = acceptance_of_answer(self._fields)
         summary = {
             "server": SERVERS.get(self.server, ""),
@@ -102,7 +103,7 @@ class ServedAnswer:
             "origins": self.origins,
             "tokens": tokens,
             "finish": self.finish,
-            "ms_prefill": first,
+            "ms_prefill": round(self.first_seconds * 1000, 3),
             "ms_total": round(self.seconds * 1000, 3),
             "tokens_per_second": round(tokens / self.seconds, 3) if self.seconds else 0.0,
             "notices": [],
@@ -172,7 +173,7 @@ async def stream_answer(
     settings: Settings,
     name: str,
     request: Mapping[str, Any],
-    answer: ServedAnswer,
+    answer: ServedResponse,
     on_record: Callable[[dict[str, Any]], None],
 ) -> None:
     """Stream the response of endpoint `name` to a run's `request` into `answer`; `on_record` gets each chunk's record.
@@ -190,7 +191,7 @@ async def stream_answer(
 async def _stream(
     endpoint: Endpoint,
     request: Mapping[str, Any],
-    answer: ServedAnswer,
+    answer: ServedResponse,
     on_record: Callable[[dict[str, Any]], None],
 ) -> None:
     url = endpoint.urls[0]
@@ -228,7 +229,7 @@ async def _server(client: openai.AsyncOpenAI, endpoint: Endpoint) -> tuple[str, 
     return next((name for owner in owners for name in SERVERS if name == owner), ""), model
 
 
-def _body(request: Mapping[str, Any], answer: ServedAnswer) -> dict[str, Any]:
+def _body(request: Mapping[str, Any], answer: ServedResponse) -> dict[str, Any]:
     names = (*SAMPLING, *(["top_k"] if request.get("top_k") else []))
     fields = {name: request[name] for name in names if name in request}
     messages = [{"role": each["role"], "content": each["content"]} for each in request["messages"]]

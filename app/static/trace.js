@@ -31,7 +31,7 @@ export function figuresOf(run, records) {
   const summary = (run.ended && run.summary) || {};
   return {
     tokens: (isServer(run) && summary.tokens) || tokens(records),
-    prefillMs: ms(records) - ms(later),
+    prefillMs: (isServer(run) && summary.ms_prefill) || ms(records) - ms(later),
     tokensPerSecond: summary.decode_tokens_per_second ?? (later.length ? (1000 * tokens(later)) / ms(later) : NaN),
     tau: summary.mean_accepted_length ?? (counted.length ? tokens(counted) / counted.length : NaN),
     acceptance: summary.acceptance_by_depth ?? acceptance(counted),
