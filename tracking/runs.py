@@ -153,7 +153,7 @@ def run_view(run: Run) -> dict[str, Any]:
 
 def token_ids(session: Session, run_id: str) -> list[int]:
     """All emitted token ids of a run, from its records."""
-    return [token["id"] for token in _tokens(session, run_id)]
+    return _ids(_tokens(session, run_id))
 
 
 def _tokens(session: Session, run_id: str) -> list[dict[str, Any]]:
@@ -162,20 +162,27 @@ def _tokens(session: Session, run_id: str) -> list[dict[str, Any]]:
 
 def compare(session: Session, group_id: str) -> list[dict[str, Any]]:
     """Columns of a comparison as `run_view`s with `token_count` and, relative to the first column, `identical` and
-    `first_divergence` (a token). With servers, whose token ids are unknown, the texts are compared: `by_text`."""
+    `first_divergence` (a token). Tokens of servers have no ids: their texts are compared (`by_text`)."""
     runs = group_runs(session, group_id)
-    by_text = any(server_of(run.model) for run in runs)
     tokens = [_tokens(session, run.id) for run in runs]
-    own = [[c for token in each for c in token["text"]] if by_text else [t["id"] for t in each] for each in tokens]
     views = []
-    for run, each, content in zip(runs, tokens, own, strict=True):
-        at = first_divergence(content, own[0])
-        if by_text and at is not None:
-            ends = accumulate(len(token["text"]) for token in each)
-            at = next((index for index, end in enumerate(ends) if end > at), len(each))
-        found = {"token_count": len(each), "identical": at is None, "first_divergence": at, "by_text": by_text}
+    for run, own in zip(runs, tokens, strict=True):
+        by_text = bool(server_of(run.model) or server_of(runs[0].model))
+        at = _text_divergence(own, tokens[0]) if by_text else first_divergence(_ids(own), _ids(tokens[0]))
+        found = {"token_count": len(own), "identical": at is None, "first_divergence": at, "by_text": by_text}
         views.append(run_view(run) | found)
     return views
+
+
+def _ids(tokens: Sequence[dict[str, Any]]) -> list[int]:
+    return [token["id"] for token in tokens]
+
+
+def _text_divergence(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> int | None:
+    """Index of the token of `a` with the first character that differs from the text of `b`; None if equal."""
+    at = first_divergence(*("".join(token["text"] for token in tokens) for tokens in (a, b)))
+    ends = accumulate(len(token["text"]) for token in a)
+    return at if at is None else next((index for index, end in enumerate(ends) if end > at), len(a))
 
 
 def first_divergence(a: Sequence[Any], b: Sequence[Any]) -> int | None:

@@ -109,14 +109,14 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, options) -> None:
         values = option_values(start.options)
         for at, value in enumerate(values[DRAFTING:], DRAFTING):
             values[at] = gr.update(value=value, interactive=not server_of(start.base))
-        return bases, drafts, _off(start.why_off), start.prompt, start.chat, *values
+        return bases, drafts, _off(start.why_off, start.base), start.prompt, start.chat, *values
 
     def picked(name: str, wanted: str | None = None):
         with reading(settings) as session:
             drafts, value, why = drafts_of_base(session, name, wanted)
         is_here = not server_of(name)
         draft = gr.Dropdown(choices=drafts, value=value, interactive=is_here)
-        return draft, _off(why), *(gr.update(interactive=is_here) for _ in options[DRAFTING:])
+        return draft, _off(why, name), *(gr.update(interactive=is_here) for _ in options[DRAFTING:])
 
     on_load(load, [base, draft, off, prompt, chat_id, *options])
     base.input(picked, base, [draft, off, *options[DRAFTING:]], **QUIET)
@@ -134,5 +134,5 @@ def send_turn(settings: Settings, position: str, base: str, draft: str, text: st
     return run.group_id, text if error else "", ""
 
 
-def _off(why: str) -> str:
-    return notice(why, "warn") if why else ""
+def _off(why: str, base: str) -> str:
+    return notice(why, "info" if server_of(base) else "warn") if why else ""

@@ -112,7 +112,7 @@ export function conditions({ request, summary = {} }) {
 }
 
 export function legend() {
-  const entry = (words, ...samples) => el("li", {}, el("span", {}, ...samples), el("span", {}, words));
+  const entry = (words, ...samples) => el("li", { class: samples[0].className.includes("sp-unknown") ? "sp-legend-unknown" : "" }, el("span", {}, ...samples), el("span", {}, words));
   const sample = (text, origin, depth) => el("span", { class: `tr-token sp-${origin}`, "data-depth": depth }, text);
   return el("ul", { class: "sp-legend", "aria-label": t("Legend") },
     entry(t("drafted and accepted, by depth"), ...[1, 2, 3, 4].map((depth) => sample(` ${depth}${depth > 3 ? "+" : ""} `, "draft", depth))),
