@@ -51,7 +51,7 @@ def test_llamacpps_totals_are_shown_and_no_token_is_colored(page: Page, workbenc
     turn = page.locator('.sp-turn[data-state="SUCCEEDED"]')
     expect(turn).to_contain_text("llama.cpp publishes totals, not which tokens were drafted")
     expect(turn.locator(".tr-token.sp-draft")).to_have_count(0)
-    expect(page.locator('[data-figure="tau"]')).to_have_text("1.62")
+    expect(page.locator('[data-figure="tau"]')).to_have_text("1.63")
     expect(page.locator(".sp-side")).to_contain_text("15 of 69 drafted tokens accepted, as counted by llama.cpp")
 
 
