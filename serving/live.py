@@ -97,17 +97,18 @@ class LiveRuns:
                 runs.fail_run(session, run_id, runs.LEFT_OVER)
 
     def _start_in_order(self, group: list[Run]) -> list[str]:
+        key = str(group[0].group_id) if group[0].kind == "compare" else group[0].id
         with self._lock:
-            if group[0].id in self._in_order:
+            if key in self._in_order:
                 return []
             if len(self._in_order) >= MAX_SERVED:
                 raise Unavailable(f"{MAX_SERVED} responses of servers are being generated; send this again later.")
-            thread = threading.Thread(target=self._run_in_order, args=(group,), name="served", daemon=True)
-            self._in_order[group[0].id] = thread
+            thread = threading.Thread(target=self._run_in_order, args=(key, group), name="served", daemon=True)
+            self._in_order[key] = thread
         thread.start()
         return [run.id for run in group]
 
-    def _run_in_order(self, group: list[Run]) -> None:
+    def _run_in_order(self, key: str, group: list[Run]) -> None:
         """One run after another, those of servers on this thread, so that columns of a comparison do not overlap."""
         try:
             for run in group:
@@ -120,7 +121,7 @@ class LiveRuns:
                         self._lock.wait_for(lambda run=run: run.id not in self._tickets)
         finally:
             with self._lock:
-                del self._in_order[group[0].id]
+                del self._in_order[key]
 
     def _serve(self, run: Run) -> None:
         ticket = self._tickets[run.id] = ServedTicket()
