@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.i18n import language
-from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models, trainings
+from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models, servers, trainings
 from app.views import status_bar
 from app.views.trainings_view import LONGEST
 from speculoos.errors import SpeculoosError
@@ -29,6 +29,7 @@ LISTINGS += (evaluations.EVALUATIONS,)
 SIGNATURES: dict[str, Callable[[Session, str], str]] = {
     **dict.fromkeys(("home", "guided"), home.now),
     trainings.PAGE: trainings.now,
+    servers.PAGE: servers.now,
     **{what.page: what.now for what in LISTINGS},
 }
 """Page → function of its signature. Pages without one show the status strip only."""

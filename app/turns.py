@@ -17,7 +17,7 @@ from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import chats, queries, runs
 from tracking.db import reading, writing
-from tracking.names import split_model
+from tracking.names import server_of, split_model
 from tracking.tables import Base, Checkpoint, Evaluation, Run, new_id
 
 ID = re.compile(r"[0-9a-f]{32}")
@@ -45,7 +45,7 @@ def next_turn(
     check_surrogates(options.system, "The system prompt")
     check_surrogates(model + drafter, "The name of the model")
     with writing(settings) as session:
-        speculation = _speculation(session, model, drafter, options)
+        speculation = _speculation(settings, session, model, drafter, options)
         turns = _ended(runs.group_runs(session, chat_id) if ID.fullmatch(chat_id) else [])
         path = chats.path_after(turns, after)
         earlier = chats.history(path, options.system, chats.opening_messages(turns))
@@ -65,6 +65,8 @@ def continue_turn(settings: Settings, run_id: str) -> dict[str, Any]:
         turn = runs.get_run(session, run_id)
         turns = _ended(runs.group_runs(session, str(turn.group_id)))
         cut = turn.state == "CANCELLED" or turn.summary.get("finish") == "length"
+        if server_of(turn.model):
+            raise Conflict("A server's response cannot be continued. Send the next prompt.")
         if turn.kind != "chat" or not turn.text or not cut:
             raise Conflict("This response is complete and cannot be continued. Send the next prompt.")
         chat_fields = {**chats.new_fields(turns, [turn]), "continues": turn.id}
@@ -87,6 +89,8 @@ def measure_plain(settings: Settings, run_id: str, again: bool = False) -> dict[
     """
     with writing(settings) as session:
         turn = runs.get_run(session, run_id)
+        if server_of(turn.model):
+            raise Conflict("A server's plain speed is not known here. Compare it with a server without a draft.")
         measured = [r for r in runs.group_runs(session, run_id) if r.state not in ("FAILED", "CANCELLED")]
         if measured and not (again and measured[-1].state in runs.ENDED):
             return runs.run_view(measured[-1])
@@ -110,7 +114,7 @@ def new_comparison(
         options = replace(options, seed=secrets.randbelow(2**31))  # the same seed for all columns
     with writing(settings) as session:
         backwards = runs.next_backwards(session)
-        speculations = [(m, _speculation(session, m, d, options)) for m, d in targets]
+        speculations = [(m, _speculation(settings, session, m, d, options)) for m, d in targets]
         requests = [(m, _request(messages, options, speculation)) for m, speculation in speculations]
         columns = runs.create_comparison(session, requests, backwards)
     reason = start(settings, columns[0].id)
@@ -136,8 +140,14 @@ def start(settings: Settings, run_id: str) -> str:
     return ""
 
 
-def _speculation(session: Session, model: str, drafter: str, options: TurnOptions) -> dict[str, Any]:
-    """Speculation options of a request; {} for plain decoding. Raises BadInput."""
+def _speculation(
+    settings: Settings, session: Session, model: str, drafter: str, options: TurnOptions
+) -> dict[str, Any]:
+    """Speculation options of a request; {} for plain decoding and for servers. Raises BadInput."""
+    if server := server_of(model):
+        if server not in settings.current().endpoints:
+            raise BadInput(f"There is no server {server!r} (any more): start it, or add it under Settings, Servers.")
+        return {}
     if not (drafter or split_model(model)[1]):
         return {}
     if options.speculation():

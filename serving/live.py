@@ -1,6 +1,7 @@
 """Live runs: rows created by the web app are generated independently of any request and stored step by step.
 
 A run continues when its page is closed. The runs of one comparison are generated one by one, ordered by created_at.
+Responses of servers (model `@endpoint`) need no device: a thread streams each of them.
 """
 
 import logging
@@ -17,16 +18,20 @@ from serving.engine import Engine, GenerationResult
 from serving.errors import as_api_error
 from serving.protocol import ChatRequest
 from serving.queueing import Ticket
-from speculoos.errors import Conflict, SpeculoosError
+from serving.served import ServedResponse, ServedTicket, stream_answer
+from speculoos.errors import Conflict, SpeculoosError, Unavailable
 from speculoos.settings import Settings
 from tracking import chats, runs
 from tracking.db import reading, writing
+from tracking.names import server_of
 from tracking.tables import Run, now
 
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.05
 FETCH_SECONDS = 4 * 3600.0  # time limit for fetching a model from the store; large models on slow networks take long
 PAGE_CLIENT = "pages"
+MAX_SERVED = 64  # maximum number of chats and comparisons with servers at the same time
+CLOSE_SECONDS = 5.0
 STOPPED = "The inference server was stopped during this run; send it again."
 
 
@@ -36,9 +41,10 @@ class LiveRuns:
     def __init__(self, settings: Settings, engine: Engine):
         self.settings, self.engine = settings, engine
         self._since = now()
-        self._tickets: dict[str, Ticket] = {}
+        self._tickets: dict[str, Ticket | ServedTicket] = {}
+        self._in_order: dict[str, threading.Thread] = {}
         self._unstored_errors: dict[str, BaseException] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Condition()  # reentrant; notified when a ticket is removed
 
     def start(self, run_id: str) -> list[str]:
         """Queue a run, or all QUEUED columns of its comparison; returns their ids. Raises NotFound, Conflict, Busy."""
@@ -48,8 +54,10 @@ class LiveRuns:
                 raise Conflict(f"Run {run_id} has ended ({run.state}); create a new one.")
             compare = run.kind == "compare" and run.group_id
             group = runs.group_runs(session, run.group_id) if compare else [run]
-        group = sorted(group, key=lambda r: r.created_at)
-        return [r.id for r in group if r.state == "QUEUED" and self._submit(r)]
+        group = sorted((r for r in group if r.state == "QUEUED"), key=lambda r: r.created_at)
+        if any(server_of(r.model) for r in group):
+            return self._start_in_order(group)
+        return [r.id for r in group if self._submit(r)]
 
     def cancel(self, run_id: str) -> bool:
         """Stop a run between two steps or before it starts. False if it had ended already. Raises NotFound."""
@@ -65,6 +73,16 @@ class LiveRuns:
                 return runs.cancel_run(session, run_id)
             return run.state not in runs.ENDED
 
+    def close(self) -> None:
+        """Stop the responses of servers. Call it after the engine's."""
+        with self._lock:
+            served = [ticket for ticket in self._tickets.values() if isinstance(ticket, ServedTicket)]
+            threads = list(self._in_order.values())
+        for ticket in served:
+            ticket.cancel()
+        for thread in threads:
+            thread.join(timeout=CLOSE_SECONDS)
+
     def fail_orphaned(self) -> None:
         """Fail runs whose error could not be stored earlier, and QUEUED runs of an earlier server that was killed."""
         for run_id, error in list(self._unstored_errors.items()):
@@ -77,6 +95,58 @@ class LiveRuns:
         for run_id in lost:
             with writing(self.settings) as session:
                 runs.fail_run(session, run_id, runs.LEFT_OVER)
+
+    def _start_in_order(self, group: list[Run]) -> list[str]:
+        key = str(group[0].group_id) if group[0].kind == "compare" else group[0].id
+        with self._lock:
+            if key in self._in_order:
+                return []
+            if len(self._in_order) >= MAX_SERVED:
+                raise Unavailable(f"{MAX_SERVED} responses of servers are being generated; send this again later.")
+            thread = threading.Thread(target=self._run_in_order, args=(key, group), name="served", daemon=True)
+            self._in_order[key] = thread
+        thread.start()
+        return [run.id for run in group]
+
+    def _run_in_order(self, key: str, group: list[Run]) -> None:
+        """One run after another, those of servers on this thread, so that columns of a comparison do not overlap."""
+        try:
+            for run in group:
+                with self._fail_on_error(run):
+                    if server_of(run.model):
+                        self._serve(run)
+                        continue
+                    self._submit(run)
+                    with self._lock:
+                        self._lock.wait_for(lambda run=run: run.id not in self._tickets)
+        finally:
+            with self._lock:
+                del self._in_order[key]
+
+    def _serve(self, run: Run) -> None:
+        ticket = self._tickets[run.id] = ServedTicket()
+        with writing(self.settings) as session:
+            started = runs.start_run(session, run.id)
+        if started:
+            answer, writer = ServedResponse(), RunWriter(self.settings, run.id)
+            try:
+                ticket.run(stream_answer(self.settings, server_of(run.model), run.request, answer, writer.step))
+            finally:
+                writer.close()
+            self._store_served(run, answer)
+        self._remove_ticket(run)
+
+    def _store_served(self, run: Run, answer: ServedResponse) -> None:
+        changed = answer.end()
+        with writing(self.settings) as session:
+            if changed:
+                runs.replace_steps(session, run.id, answer.records)
+            if answer.finish:
+                runs.finish_run(session, run.id, answer.text, answer.summary())
+            elif self.engine.closing:
+                runs.fail_run(session, run.id, STOPPED)
+            else:
+                runs.cancel_run(session, run.id, answer.text, answer.summary())
 
     def _submit(self, run: Run) -> bool:
         with self._lock:
@@ -156,6 +226,7 @@ class LiveRuns:
     def _remove_ticket(self, run: Run) -> None:
         with self._lock:
             self._tickets.pop(run.id, None)
+            self._lock.notify_all()
 
 
 def _queue_client(run: Run) -> str:

@@ -66,6 +66,7 @@ def create_app(
         await run_in_threadpool(watch.close)
         await run_in_threadpool(upkeep.close)
         await run_in_threadpool(engine.close)
+        await run_in_threadpool(live.close)
 
     app = FastAPI(title="Speculoos inference", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.engine, app.state.live = engine, live

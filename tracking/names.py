@@ -83,6 +83,11 @@ def split_model(name: str) -> tuple[str, str]:
     return base, checkpoint
 
 
+def server_of(model: str) -> str:
+    """The endpoint of a run's model `@endpoint`, whose server chooses base and draft; "" for models of this home."""
+    return model[1:] if model.startswith("@") else ""
+
+
 def to_allowed_name(text: str) -> str:
     """Convert any text to an allowed name: no @, no control characters, stripped."""
     return re.sub(r"\s+", " ", "".join(c if c.isprintable() else " " for c in text.replace("@", "-"))).strip() or "x"

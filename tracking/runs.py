@@ -7,12 +7,14 @@ Functions take an open session; the caller commits. Independent of torch and the
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import Any
 
 from sqlalchemy import and_, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict, NotFound
+from tracking.names import server_of
 from tracking.tables import Run, RunStep, new_id, now
 from tracking.values import storable
 
@@ -24,7 +26,8 @@ LEFT_OVER = "The inference server was restarted before this run had finished; se
 def create_run(
     session: Session, kind: str, model: str, request: dict[str, Any], group_id: str | None = None, position: int = 0
 ) -> Run:
-    """Create a QUEUED run of `model` (`base` or `base@checkpoint`). `request` has OpenAI's chat parameters."""
+    """Create a QUEUED run of `model` (`base`, `base@checkpoint`, a server's `@endpoint`). `request` has OpenAI's chat
+    parameters."""
     run = Run(id=new_id(), kind=kind, model=model, request=request, group_id=group_id, position=position)
     session.add(run)
     session.flush()
@@ -89,6 +92,12 @@ def steps_after(session: Session, run_id: str, after: int = -1, limit: int = 500
     return list(session.scalars(query.order_by(RunStep.index).limit(limit)))
 
 
+def replace_steps(session: Session, run_id: str, records: Iterable[dict[str, Any]]) -> None:
+    """Store these records in place of those that were added."""
+    session.execute(delete(RunStep).where(RunStep.run_id == run_id))
+    add_steps(session, run_id, records)
+
+
 def finish_run(session: Session, run_id: str, text: str, summary: dict[str, Any]) -> bool:
     """RUNNING → SUCCEEDED with the whole text and its summary."""
     values = {"text": storable(text), "summary": summary}
@@ -144,23 +153,39 @@ def run_view(run: Run) -> dict[str, Any]:
 
 def token_ids(session: Session, run_id: str) -> list[int]:
     """All emitted token ids of a run, from its records."""
-    records = steps_after(session, run_id, limit=10**9)
-    return [token["id"] for record in records for token in record["tokens"]]
+    return _ids(_tokens(session, run_id))
+
+
+def _tokens(session: Session, run_id: str) -> list[dict[str, Any]]:
+    return [token for record in steps_after(session, run_id, limit=10**9) for token in record["tokens"]]
 
 
 def compare(session: Session, group_id: str) -> list[dict[str, Any]]:
     """Columns of a comparison as `run_view`s with `token_count` and, relative to the first column, `identical` and
-    `first_divergence`."""
+    `first_divergence` (a token). Tokens of servers have no ids: their texts are compared (`by_text`)."""
     runs = group_runs(session, group_id)
-    ids = [token_ids(session, run.id) for run in runs]
-    return [
-        run_view(run)
-        | {"token_count": len(own), "identical": own == ids[0], "first_divergence": first_divergence(own, ids[0])}
-        for run, own in zip(runs, ids, strict=True)
-    ]
+    tokens = [_tokens(session, run.id) for run in runs]
+    views = []
+    for run, own in zip(runs, tokens, strict=True):
+        by_text = bool(server_of(run.model) or server_of(runs[0].model))
+        at = _text_divergence(own, tokens[0]) if by_text else first_divergence(_ids(own), _ids(tokens[0]))
+        found = {"token_count": len(own), "identical": at is None, "first_divergence": at, "by_text": by_text}
+        views.append(run_view(run) | found)
+    return views
 
 
-def first_divergence(a: Sequence[int], b: Sequence[int]) -> int | None:
+def _ids(tokens: Sequence[dict[str, Any]]) -> list[int]:
+    return [token["id"] for token in tokens]
+
+
+def _text_divergence(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> int | None:
+    """Index of the token of `a` with the first character that differs from the text of `b`; None if equal."""
+    at = first_divergence(*("".join(token["text"] for token in tokens) for tokens in (a, b)))
+    ends = accumulate(len(token["text"]) for token in a)
+    return at if at is None else next((index for index, end in enumerate(ends) if end > at), len(a))
+
+
+def first_divergence(a: Sequence[Any], b: Sequence[Any]) -> int | None:
     """Index of the first difference; the shorter length if one is a prefix of the other; None if equal."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), None if len(a) == len(b) else min(len(a), len(b)))

@@ -252,7 +252,7 @@ class Run(Table):
     group_id: Mapped[str | None] = mapped_column(String(32), index=True)  # chat or comparison it belongs to
     position: Mapped[int] = mapped_column(default=0)  # number of the turn or column
     state: Mapped[str] = mapped_column(String(16), default="QUEUED")  # QUEUED RUNNING SUCCEEDED FAILED CANCELLED
-    model: Mapped[str] = mapped_column(String(420))  # "base" or "base@checkpoint"
+    model: Mapped[str] = mapped_column(String(420))  # "base", "base@checkpoint" or "@endpoint"
     request: Mapped[dict[str, Any]] = mapped_column(default=dict)  # messages and sampling
     text: Mapped[str] = mapped_column(Text, default="")
     summary: Mapped[dict[str, Any]] = mapped_column(default=dict)  # decoding.stats summary, notices

@@ -57,7 +57,7 @@ def build(settings: Settings) -> None:
 
     def load(request: gr.Request):
         with reading(settings) as session:
-            choices = targets.all_targets(session)
+            choices = targets.all_targets(session) + targets.servers(settings)
         query = dict(request.query_params)
         values, text, given = opening(settings, query, choices)
         dropdown = gr.Dropdown(choices=choices, value=values)

@@ -1,4 +1,4 @@
-"""The Playground page: chat with a base model and a draft; every token is marked by its origin."""
+"""The Playground page: chat with a base model and a draft, or a server; every token is marked by its origin."""
 
 from typing import Any, NamedTuple
 
@@ -10,13 +10,13 @@ from app.drafting import TurnOptions
 from app.i18n import t
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, stop_button
-from app.widgets.fields import BARE, dropdown, option_values, options_of, settings_drawer
+from app.widgets.fields import BARE, DRAFTING, dropdown, option_values, options_of, settings_drawer
 from app.widgets.text import tag
 from models.methods import trees
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
-from tracking.names import split_model
+from tracking.names import server_of, split_model
 
 PROMPT_POSITION = "(chat, ...rest) => [window.speculoos.chat.position(chat), ...rest]"
 REMEMBER = "(base, draft) => { window.speculoos.chat?.picked(base, draft); }"  # writes the selected draft into the URL
@@ -27,7 +27,7 @@ class PlaygroundLink(NamedTuple):
 
     base: str
     draft: str
-    bases: list[str]
+    bases: list[tuple[str, str]]
     drafts: list[tuple[str, str]]
     why_off: str
     chat: str = ""
@@ -41,9 +41,10 @@ def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
     last = max(chat, key=lambda run: run.created_at, default=None)
     model = query.get("model") or (targets.value_of(last, "@") if last else "")
     with reading(settings) as session:
-        bases = targets.base_names(session)
-        base_name, draft = split_model(model)
-        base = base_name if base_name in bases else (bases[0] if bases else "")
+        bases = [*((name, name) for name in targets.base_names(session)), *targets.servers(settings)]
+        base_name, draft = (model, "") if server_of(model) else split_model(model)
+        names = [value for _, value in bases]
+        base = base_name if base_name in names else next(iter(names), "")
         wanted = draft if model and base == base_name else None
         drafts, draft, off = drafts_of_base(session, base, wanted)
     given = TurnOptions(tree=query.get("tree", "")[: trees.MAX_CHARACTERS])
@@ -99,21 +100,26 @@ def build(settings: Settings) -> None:
 
 
 def wire_pickers(settings, base, draft, off, prompt, chat_id, options) -> None:
-    """Load choices when the page opens; the drafts follow the base model."""
+    """Load choices when the page opens; the drafts follow the base model. A server has none to choose."""
 
     def load(request: gr.Request):
         start = opening(settings, dict(request.query_params))
         bases = gr.Dropdown(choices=start.bases, value=start.base or None)
-        drafts = gr.Dropdown(choices=start.drafts, value=start.draft)
-        return bases, drafts, _off(start.why_off), start.prompt, start.chat, *option_values(start.options)
+        drafts = gr.Dropdown(choices=start.drafts, value=start.draft, interactive=not server_of(start.base))
+        values = option_values(start.options)
+        for at, value in enumerate(values[DRAFTING:], DRAFTING):
+            values[at] = gr.update(value=value, interactive=not server_of(start.base))
+        return bases, drafts, _off(start.why_off, start.base), start.prompt, start.chat, *values
 
     def picked(name: str, wanted: str | None = None):
         with reading(settings) as session:
             drafts, value, why = drafts_of_base(session, name, wanted)
-        return gr.Dropdown(choices=drafts, value=value), _off(why)
+        is_here = not server_of(name)
+        draft = gr.Dropdown(choices=drafts, value=value, interactive=is_here)
+        return draft, _off(why, name), *(gr.update(interactive=is_here) for _ in options[DRAFTING:])
 
     on_load(load, [base, draft, off, prompt, chat_id, *options])
-    base.input(picked, base, [draft, off], **QUIET)
+    base.input(picked, base, [draft, off, *options[DRAFTING:]], **QUIET)
     draft.input(lambda *names: picked(*names)[1], [base, draft], off, **QUIET)
     for picker in (base, draft):
         picker.change(None, [base, draft], None, js=REMEMBER, api_visibility="private")
@@ -128,5 +134,5 @@ def send_turn(settings: Settings, position: str, base: str, draft: str, text: st
     return run.group_id, text if error else "", ""
 
 
-def _off(why: str) -> str:
-    return notice(why, "warn") if why else ""
+def _off(why: str, base: str) -> str:
+    return notice(why, "info" if server_of(base) else "warn") if why else ""

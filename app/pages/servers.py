@@ -1,5 +1,6 @@
 """The Servers page: inference servers of other projects that serve a model of this home, alone or with its draft."""
 
+import os
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,9 @@ from app.widgets.list_page import live_page
 from app.widgets.picker import picker
 from app.widgets.setting_fields import field_values, setting_control, setting_rows
 from formats.engines import ENGINES
+from speculoos import running_servers
 from speculoos.errors import BadInput
-from speculoos.settings import Settings
+from speculoos.settings import Settings, home_of
 from tracking import listing
 from tracking.db import reading
 from workers.jobs import submit
@@ -29,6 +31,7 @@ from workers.jobs.requests import InstallServer, Serve
 LEAD = N_(
     "Serve a model with llama.cpp, vLLM or SGLang. A running server is an endpoint for data, evaluations and chats."
 )
+PAGE = "servers"
 MAIN = ("engine", "tokens")
 """Options that do not stand under “More settings”."""
 
@@ -42,7 +45,7 @@ def build(settings: Settings) -> None:
     engines = picker("servers-engines", bulk=True)
     for shown in (listed, engines):
         on_bulk(shown, actions(settings), [message])
-    live_page(settings, "servers", partial(signature, settings), partial(draw, settings), [listed, engines])
+    live_page(settings, PAGE, now, partial(draw, settings), [listed, engines])
 
     def opened(request: gr.Request) -> list[Any]:
         with reading(settings) as session:
@@ -85,9 +88,9 @@ def actions(settings: Settings) -> dict[str, Action]:
     }
 
 
-def signature(settings: Settings, session: Session, row_id: str) -> str:
+def now(session: Session, row_id: str) -> str:
     """Changes with any job, and when a server becomes ready or ends."""
-    return f"{listing.signature(session)} {sorted(served.by_job(settings))} {sorted(settings.current().engines)}"
+    return f"{listing.signature(session)} {[*running_servers.running(home_of(os.environ))]}"
 
 
 def draw(settings: Settings, session: Session, row_id: str) -> list[str]:

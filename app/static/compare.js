@@ -21,7 +21,7 @@ class Column extends LiveRun {
     this.values = Object.fromEntries(FIGURES.map(([key]) => [key, el("b", { "data-figure": key }, "–")]));
     this.bars = el("div", {});
     this.notes = el("div", { class: "sp-column-notes" });
-    const name = el("h2", {}, [view.model, ...trace.draftingOptions(view.request)].join(" · "));
+    const name = el("h2", {}, [trace.modelName(view), ...trace.draftingOptions(view.request)].join(" · "));
     const figures = el("dl", { class: "sp-column-figures" },
       ...FIGURES.map(([key, name, word]) => el("div", {}, el("dt", {}, word ? term(word, name) : name), el("dd", {}, this.values[key]))));
     this.node = el("section", { class: "sp-column", "data-run": view.id, "data-state": view.state }, el("header", {}, name, this.badge),
@@ -32,9 +32,15 @@ class Column extends LiveRun {
   end(run) {
     this.run = run;
     this.showState(run.state);
-    const lines = [el("p", { class: "sp-hint" }, [trace.conditions(run), t("batch size 1, one run")].join(" · ")), ...trace.notices(run)];
+    const lines = [el("p", { class: "sp-hint" }, [trace.conditions(run), t("batch size 1, one run"), ...this.sources(run)].join(" · ")), ...trace.notices(run)];
     if (run.state === "CANCELLED") lines.push(notice(run.text ? t("Stopped before the end, so it is not compared.") : t("Stopped before it was measured."), "warn"));
     this.notes.replaceChildren(...lines);
+  }
+
+  // The sources of the figures of a server's response.
+  sources(run) {
+    if (!trace.isServer(run) || !run.summary.ms_prefill) return [];
+    return [t("first token after {ms} ms; measured here", { ms: number(run.summary.ms_prefill, 0) }), `τ: ${trace.publishedBy(run)}`];
   }
 
   showState(state) {
@@ -46,7 +52,7 @@ class Column extends LiveRun {
 
   show(plain) {
     const now = this.now;
-    const known = plain?.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
+    const known = !trace.isServer(this.run) && plain?.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
     const noise = known && trace.noise(this.run.summary, plain.run.summary);
     if (noise && this.run.ended) this.showNoise(noise);
     const speedup = known ? `${noise ? "≈ " : ""}${number(now.tokensPerSecond / plain.now.tokensPerSecond)}×` : "–";
@@ -62,11 +68,11 @@ class Column extends LiveRun {
 
   showMissing(index) { if (this.run.state === "SUCCEEDED") this.match.textContent = t("not compared: column {n} is not measured", { n: index + 1 }); }
 
-  showMatch({ identical, first_divergence: at, request }, isPlain) {
+  showMatch({ identical, first_divergence: at, request, by_text: byText }, isPlain) {
     const lossy = request.speculation?.acceptance === "typical";
     const chance = lossy ? t("typical acceptance is lossy, so outputs may differ") : request.temperature > 0 ? t("sampled outputs may differ") : "";
     if (this.index === 0) this.match.textContent = isPlain ? t("baseline of the other columns") : t("reference output of the other columns");
-    else if (identical) this.match.textContent = t("✓ same output, token for token");
+    else if (identical) this.match.textContent = byText ? t("✓ same text") : t("✓ same output, token for token");
     else this.match.textContent = [t("≠ differs from the first column at token {n}", { n: at + 1 }), chance].filter(Boolean).join("; ");
     if (this.index) this.match.classList.add(identical ? "sp-good" : "sp-bad");
     if (!identical) this.stream.mark(at, t("first token that differs from the first column"));

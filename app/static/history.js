@@ -2,6 +2,7 @@
 import { NARROW, button, el, keep, sureButton, t } from "./dom.js";
 import { onElement, onMatch } from "./shell.js";
 import { askOrShow } from "./stream.js";
+import { modelName } from "./trace.js";
 
 const VIEWS = [["tokens", t("Tokens"), t("Every token, marked by its origin")], ["text", t("Text"), t("The response as formatted text: Markdown, code, tables")]];
 const PAUSE_MS = 250, VIEW = "speculoos-view", SIDEBAR = "speculoos-chats";
@@ -63,7 +64,7 @@ class History {
   row(chat) {
     const current = chat.id === window.speculoos.chat?.chat ? "true" : undefined;
     const link = el("a", { href: `/playground?chat=${chat.id}`, class: "sp-row-name", "aria-current": current }, chat.title);
-    const row = el("li", { "data-chat": chat.id }, link, el("span", { class: "sp-row-note", title: chat.model }, `${chat.ago} · ${chat.model}`));
+    const row = el("li", { "data-chat": chat.id }, link, el("span", { class: "sp-row-note", title: modelName(chat) }, `${chat.ago} · ${modelName(chat)}`));
     row.append(el("span", { class: "sp-history-actions" }, button("link", t("Rename"), () => this.rename(chat, link)),
       sureButton("link", t("Delete"), () => this.remove(chat, row))));
     return row;

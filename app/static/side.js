@@ -60,12 +60,28 @@ export class Side {
     tau.value.textContent = verified ? number(now.tau) : "–";
     tau.note.textContent = verified ? t("tokens per verification") : whyNoDraft(turn, now);
     this.bars.replaceChildren(trace.bars(now.acceptance));
+    if (trace.isServer(turn.run)) this.showServer(turn.run, now);
     this.showSpeedup(turn, now);
     const record = turn.stream.current, isSoon = !turn.run.ended && performance.now() < this.shownAt + PAUSE_MS;
     if (record !== this.shown && !isSoon && !this.step.matches(":hover, :focus-within")) this.showStep(record);
   }
 
+  // Figures of a server's response, with their sources.
+  showServer(run, now) {
+    const { speed, tau } = this.tiles;
+    if (now.prefillMs) speed.note.textContent = t("first token after {ms} ms; measured here", { ms: number(now.prefillMs, 0) });
+    tau.value.textContent = number(now.tau);
+    tau.note.textContent = run.state === "SUCCEEDED" ? trace.publishedBy(run) : run.ended ? "" : t("published at the end of the response");
+    if (!now.acceptance.length) this.bars.replaceChildren(el("p", { class: "sp-hint" }, run.ended ? t("not published by the server") : "–"));
+  }
+
   showSpeedup(turn, now) {
+    if (trace.isServer(turn.run)) {
+      this.measure.hidden = true;
+      this.tiles.speedup.value.textContent = "–";
+      this.tiles.speedup.note.textContent = t("Compare it with the same server without a draft.");
+      return;
+    }
     const { value, note } = this.tiles.speedup, recorded = turn.run.request.speculation?.probabilities;
     const found = recorded ? { exact: true, text: RECORDED } : reference(turn.run.summary, turn.plain);
     const measurable = turn.run.ended && now.tokens && now.acceptance.length;

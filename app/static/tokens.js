@@ -8,6 +8,7 @@ const ORIGINS = {
   target: t("the base model's own token"),
   plain: t("base model's token, no speculation"),
   mixed: t("partly drafted"),
+  unknown: t("origin not known"),
 };
 
 // Several tokens that form one character have their common origin, or "mixed".
@@ -93,17 +94,30 @@ export class LiveRun {
     this.stream = new TokenStream(onSelect);
   }
 
-  // Resolves when the run has ended.
+  // Resolves when the run has ended. The tokens of a server's response get their origins at its end, and are read again.
   follow() {
     return new Promise((done) => {
-      const end = (run) => { this.end(run); this.changed(); done(); };
-      const state = (name) => { this.showState(name); this.changed(); };
+      let isLive = false;
+      const end = (run) => {
+        if (isLive && run.summary?.origins === "known") {
+          this.stream.clear();
+          isLive = false;
+          listen();
+          return;
+        }
+        this.end(run);
+        this.changed();
+        done();
+      };
+      const state = (name) => { isLive = true; this.showState(name); this.changed(); };
       const step = (record) => {
         this.stream.append(record);
         if (this.stream.records.length === 1) this.showState(this.run.state);
         this.changed();
       };
-      this.stop = follow(this.run.id, { step, state, end, fail: (error) => end({ ...this.run, state: "FAILED", ended: true, error }) });
+      const fail = (error) => end({ ...this.run, state: "FAILED", ended: true, error });
+      const listen = () => { this.stop = follow(this.run.id, { step, state, end, fail }); };
+      listen();
     });
   }
 

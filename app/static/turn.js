@@ -20,7 +20,7 @@ export class Turn extends LiveRun {
     this.figures = el("p", { class: "sp-turn-figures" });
     this.notes = el("div", {});
     this.prompt = view.request.messages?.at(-1)?.content || "";
-    const model = el("span", { class: "sp-turn-model" }, [view.model, ...trace.draftingOptions(view.request)].join(" · "));
+    const model = el("span", { class: "sp-turn-model" }, [trace.modelName(view), ...trace.draftingOptions(view.request)].join(" · "));
     this.continueButton = link(t("Continue"), t("Continue the truncated response"), () => page.continueTurn(this), { hidden: true, "data-cut": true });
     this.remove = link(t("Remove"), t("Remove this turn"), () => page.remove(this), { "data-last": true });
     this.versions = el("span", { class: "sp-versions" });
@@ -74,13 +74,15 @@ export class Turn extends LiveRun {
     this.run.state = state;
     this.node.dataset.state = state;
     const silent = state === "RUNNING" && !this.stream.records.length;
-    this.state.textContent = silent ? t("loading and reading the prompt…") : STATES[state] ?? state;
+    this.state.textContent = silent ? (trace.isServer(this.run) ? t("waiting for the server…") : t("loading and reading the prompt…")) : STATES[state] ?? state;
   }
 
   showNotes() {
     const { summary } = this.run, lines = trace.notices(this.run);
-    if (summary.finish === "length") lines.push(el("div", { "data-cut": true }, notice(t("Truncated at the token limit; “Continue” resumes it."), "info")));
-    this.continueButton.hidden = !this.run.text || (summary.finish !== "length" && this.run.state !== "CANCELLED");
+    const isServer = trace.isServer(this.run);
+    const truncated = isServer ? t("Truncated at the token limit.") : t("Truncated at the token limit; “Continue” resumes it.");
+    if (summary.finish === "length") lines.push(el("div", { "data-cut": true }, notice(truncated, "info")));
+    this.continueButton.hidden = isServer || !this.run.text || (summary.finish !== "length" && this.run.state !== "CANCELLED");
     this.notes.replaceChildren(...lines);
   }
 
@@ -88,7 +90,7 @@ export class Turn extends LiveRun {
     const { now } = this;
     if (!now.tokens) return;
     const parts = [now.tokens === 1 ? t("{n} token", { n: 1 }) : t("{n} tokens", { n: now.tokens }), t("{speed} tokens/s", { speed: number(now.tokensPerSecond, 1) })];
-    if (now.acceptance.length) parts.push(`τ ${number(now.tau)}`);
+    if (now.acceptance.length || (trace.isServer(this.run) && now.tau)) parts.push(`τ ${number(now.tau)}`);
     this.figures.textContent = [...parts, trace.conditions(this.run)].join(" · ");
   }
 }

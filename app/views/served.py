@@ -109,7 +109,8 @@ def part(session: Session, settings: Settings, job: Job) -> str:
         (t("API key"), t("in the file {path}", path=key)),
         (t("Draft tokens"), running["tokens"] or t("none: plain decoding")),
     ]
-    links = link_button(t("Evaluate it"), f"{PAGES['evaluations']}?served-endpoint={name}", main=True)
+    links = link_button(t("Chat"), f"{PAGES['playground']}?model=@{name}", main=True)
+    links += link_button(t("Evaluate it"), f"{PAGES['evaluations']}?served-endpoint={name}")
     links += link_button(t("Generate training data"), PAGES["data"])
     parts = (
         facts(rows),

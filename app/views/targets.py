@@ -1,4 +1,5 @@
-"""Targets of requests: ready base models, their compatible checkpoints, and why speculation is off. Queries only."""
+"""Targets of requests: ready base models, their compatible checkpoints, servers, and why speculation is off. Queries
+only."""
 
 from typing import NamedTuple
 
@@ -7,7 +8,9 @@ from sqlalchemy.orm import Session
 from app.drafting import LOOKUP
 from app.i18n import t
 from app.views.checkpoint_rows import REFERENCE, is_reference
+from speculoos.settings import Settings
 from tracking import queries
+from tracking.names import server_of
 from tracking.tables import Base, Checkpoint, Run
 
 PLAIN = ""
@@ -27,6 +30,11 @@ def base_names(session: Session) -> list[str]:
     return [base.name for base in queries.bases(session, ready_only=True)]
 
 
+def servers(settings: Settings) -> list[tuple[str, str]]:
+    """(label, value) of the servers in the settings as they are now; the value is the model of their runs."""
+    return [(t("{name} · server", name=name), f"@{name}") for name in settings.current().endpoints]
+
+
 def fits(checkpoint: Checkpoint, base: Base) -> bool:
     """Whether the checkpoint was trained on exactly these weights."""
     return not checkpoint.base_sha256 or checkpoint.base_sha256 == base.weights_sha256
@@ -40,6 +48,8 @@ def fitting(session: Session, base: Base) -> list[Checkpoint]:
 
 def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
     """(label, value) of the drafts for a base model: compatible checkpoints, best first, prompt lookup, none."""
+    if server_of(base_name):
+        return [(t("The server's own"), PLAIN)]
     base = _base(session, base_name)
     checkpoints = fitting(session, base) if base else []
     labels = [(f"{c.name} · {c.method}{_figure(c)}", c.name) for c in checkpoints]
@@ -51,7 +61,9 @@ def target(base_name: str, draft: str) -> ServerTarget:
 
 
 def why_off(session: Session, base_name: str, draft: str) -> str:
-    """Why speculation is off, or which checkpoints are not offered; otherwise ""."""
+    """Why speculation is off or not chosen here, or which checkpoints are not offered; otherwise ""."""
+    if server_of(base_name):
+        return t("The server chooses its own draft; tree and acceptance in Settings do not apply to it.")
     base = _base(session, base_name)
     if base is None:
         return t("There is no base model yet. Add one on Models.")
@@ -67,7 +79,7 @@ def why_off(session: Session, base_name: str, draft: str) -> str:
 
 
 def all_targets(session: Session) -> list[tuple[str, str]]:
-    """(label, value) of all targets on the Compare page; the value is `model` or `model` + LOOKUP_CHOICE."""
+    """(label, value) of all models on the Compare page; the value is `model` or `model` + LOOKUP_CHOICE."""
     choices = []
     for base in queries.bases(session, ready_only=True):
         choices.append((t("{name} · baseline", name=base.name), base.name))
@@ -85,7 +97,7 @@ def value_of(run: Run, separator: str = "") -> str:
 
 def parse(value: str) -> ServerTarget:
     """The target of a value from `all_targets`."""
-    if value.endswith(LOOKUP_CHOICE):
+    if value.endswith(LOOKUP_CHOICE) and not server_of(value):
         return ServerTarget(value.removesuffix(LOOKUP_CHOICE), LOOKUP)
     return ServerTarget(value)
 

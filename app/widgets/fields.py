@@ -57,6 +57,10 @@ TREE = N_(
 )
 
 
+DRAFTING = 6
+"""Index of the first of the drawer's fields about drafting; the fields before are about sampling."""
+
+
 def settings_drawer() -> list[gr.components.Component]:
     """The button “Settings” and the drawer it opens (static/shell.js), whose fields `options_of` reads."""
     button = {"type": "button", "popovertarget": "options"}

