@@ -99,6 +99,7 @@ class _AcceptanceRun:
     reporter: Reporter
     results: list[PromptResult] = field(default_factory=list)
     passes: int = 1
+    max_passes: int = PASSES
     completed: int = 0
     total: int = 0
     """Maximum number of questions, repetitions included, so that the progress never decreases."""
@@ -119,6 +120,7 @@ def evaluate(
     max_tokens: int = 128,
     options: dict[str, Any] | None = None,
     sampling: AcceptanceSampling | None = None,
+    passes: int = PASSES,
 ) -> dict[str, Any]:
     """Measure `draft` (or the drafter named in `options`, or none) on rows with `messages`. Returns a JSON-able dict:
 
@@ -128,7 +130,8 @@ def evaluate(
     None with sampling), `ties` (prompts whose first difference is between two tokens with plain logits within 1e-3),
     `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`, `prompts`, `differences`, the
     conditions of the measurement, and, with a draft, `evaluation.breakdown` and `per_prompt`, lowest τ first. Later
-    turns of a question follow plain decoding's answers, so both runs have the same prompts.
+    turns of a question follow plain decoding's answers, so both runs have the same prompts. `passes`: maximum passes
+    over the questions; one is enough for everything but times.
     Raises Cancelled between prompts when the reporter requests a stop, Unavailable when the results are impossible
     because the machine was busy.
     """
@@ -137,7 +140,8 @@ def evaluate(
     target, plain = fast_target(base, MAX_LENGTH), fast_target(base, MAX_LENGTH)
     sampling = sampling or AcceptanceSampling()
     run = _AcceptanceRun(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling)
-    run.total = len(questions) * (PASSES if run.speculates else 1)
+    run.max_passes = passes if run.speculates else 1
+    run.total = len(questions) * run.max_passes
     _warm_up(run)
     began, load = monotonic(), OtherCpuLoad()
     for row in questions:
@@ -148,7 +152,8 @@ def evaluate(
         check_stop(reporter)
     if not run.results:
         raise BadInput("Every question is too long for this base; give shorter ones.")
-    _repeat(run, until=began + PASSES * (monotonic() - began))
+    if passes > 1:  # else the times decide nothing
+        _repeat(run, until=began + passes * (monotonic() - began))
     reporter.progress(run.completed, run.completed, "questions")
     metrics = acceptance_result(run.results)
     metrics |= cpu_load_result(load, reporter, metrics.get("timing_noise") or 0.0)
@@ -272,7 +277,7 @@ def _report_result(run: _AcceptanceRun, turns_done: Sequence[PromptResult]) -> N
 
 def _first_pass_note(run: _AcceptanceRun) -> str:
     tau = f"τ {_summary(run.results).mean_accepted_length:.2f}" if run.results else ""
-    return ", ".join(filter(None, (tau, f"pass 1 of at most {PASSES}" if run.speculates else "")))
+    return ", ".join(filter(None, (tau, f"pass 1 of at most {run.max_passes}" if run.max_passes > 1 else "")))
 
 
 def _count_question(run: _AcceptanceRun, note: str) -> None:
@@ -328,7 +333,7 @@ def _repeat(run: _AcceptanceRun, until: float) -> None:
     """Repeat the prompts while the speedup is uncertain or impossible, until the monotonic time `until`. Raises
     Unavailable when it is still impossible."""
     while run.speculates and (current := estimate([m.timing for m in run.results])) and _is_doubtful(current):
-        if run.passes == PASSES or monotonic() > until:
+        if run.passes >= run.max_passes or monotonic() > until:
             if current.impossible:
                 raise Unavailable(
                     f"The machine was busy: drafting seemed {current.speedup:.2f} × as fast as plain, but its accepted "
@@ -342,7 +347,7 @@ def _repeat(run: _AcceptanceRun, until: float) -> None:
             plain, speculative = _generate_both(run, result.prompt, run.max_tokens, result.seed)
             result.timing = result.timing.concatenated(StepTiming.of(speculative, plain))
             if following is None or following.turn == 0:
-                _count_question(run, f"noisy, repeating ({run.passes} of {PASSES})")
+                _count_question(run, f"noisy, repeating ({run.passes} of {run.max_passes})")
             check_stop(run.reporter)
             if monotonic() > until:
                 break

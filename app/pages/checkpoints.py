@@ -22,6 +22,7 @@ from app.widgets.elements import QUIET, block, notice, page_header
 from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
 from app.widgets.problems import show_errors
+from app.widgets.setting_fields import field_values, setting_control
 from formats.engines import ENGINES
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -73,11 +74,13 @@ class CheckpointPanel:
                     fields = {"checkpoint_id": chosen}
                     request = partial(evaluate_request, settings)
                     JobForm(settings, "checkpoint-evaluate", t("Evaluate on the built-in questions"), fields, request)
-                    engines = [(engine.title, engine.name) for engine in ENGINES.values()]
-                    engine = dropdown(
-                        engines, value=engines[0][1], label=t("Server"), elem_id="checkpoint-prove-engine"
-                    )
-                    fields = {"checkpoint_id": chosen, "engine": engine}
+                    options, engines = Prove.options(), [(each.title, each.name) for each in ENGINES.values()]
+                    with gr.Row():
+                        label = t("Server")
+                        engine = dropdown(engines, value=engines[0][1], label=label, elem_id="checkpoint-engine")
+                        limit = setting_control(options["limit"], "checkpoint-prove-limit")
+                        tokens = setting_control(options["max_tokens"], "checkpoint-prove-tokens")
+                    fields = {"checkpoint_id": chosen, "engine": engine, "limit": limit, "max_tokens": tokens}
                     prove = partial(prove_request, settings)
                     JobForm(settings, "checkpoint-prove", t("Compare with a server"), fields, prove)
                 with gr.Column(visible=False) as self.replay:
@@ -126,9 +129,10 @@ def evaluate_request(settings: Settings, checkpoint_id: str) -> Evaluate:
     return Evaluate(base_id=base_of(settings, checkpoint_id), checkpoint_id=checkpoint_id)
 
 
-def prove_request(settings: Settings, checkpoint_id: str, engine: str) -> Prove:
+def prove_request(settings: Settings, checkpoint_id: str, **values: Any) -> Prove:
     """Request to compare a draft here and in a server. Raises NotFound."""
-    return Prove(base_id=base_of(settings, checkpoint_id), checkpoint_id=checkpoint_id, engine=engine)
+    base_id = base_of(settings, checkpoint_id)
+    return Prove(base_id=base_id, checkpoint_id=checkpoint_id, **field_values(Prove, values))
 
 
 def replay_request(settings: Settings, checkpoint_id: str, dataset_id: str | None) -> ReplayRequest:

@@ -117,6 +117,9 @@ def test_a_server_from_start_to_stop(page: Page, bench: Workbench, draft: str, t
 def test_a_draft_is_compared_with_the_server_from_its_page(page: Page, bench: Workbench, draft: str) -> None:
     page.goto(f"{bench.url}/models/drafts?id={draft}")
     page.get_by_role("tab", name="Evaluations").click()
+    box(page, "checkpoint-prove-limit").fill("3")
+    box(page, "checkpoint-prove-tokens").fill("12")
+    expect(page.locator("#checkpoint-prove-review .sp-command")).to_contain_text("--limit 3 --max-tokens 12")
     page.locator("#checkpoint-prove-start").click()
     page.wait_for_url("**/runs?id=*")
     assert row_id(page)

@@ -34,8 +34,8 @@ def run(request: Prove, context: JobContext) -> dict[str, Any]:
     loaded = load_models(context, request.base_id, request.checkpoint_id)
     tokens = request.tokens or drafted_tokens(CheckpointFiles.read(loaded.checkpoint.path, loaded.base.path))
     context.log(f"Measuring {len(questions)} questions in this engine, with chains of {tokens} draft tokens.")
-    options = {"tree": chain(tokens)}
-    here = evaluate(loaded.base, loaded.draft, questions, context, max_tokens=request.max_tokens, options=options)
+    choices = {"max_tokens": request.max_tokens, "options": {"tree": chain(tokens)}, "passes": 1}
+    here = evaluate(loaded.base, loaded.draft, questions, context, **choices)
     precision = EXACT.get(request.engine, "auto") if loaded.device.startswith("cpu") else "auto"
     method = loaded.draft.method
     del loaded
