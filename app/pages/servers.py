@@ -22,6 +22,7 @@ from app.widgets.setting_fields import field_values, setting_control, setting_ro
 from formats.engines import ENGINES
 from speculoos import running_servers
 from speculoos.errors import BadInput
+from speculoos.servers import require_operator
 from speculoos.settings import Settings, home_of
 from tracking import listing
 from tracking.db import reading
@@ -80,6 +81,7 @@ def serve_request(model: str | None = None, **values: Any) -> Serve:
 
 def actions(settings: Settings) -> dict[str, Action]:
     def install(package: str) -> None:
+        require_operator(settings)
         submit.submit(InstallServer(package=package), user=visitor.user(), settings=settings.current())
 
     return {

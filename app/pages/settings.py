@@ -50,6 +50,7 @@ LABELS = {
     "min_disk_mb": N_("Min free disk (MB)"),
     "min_memory_mb": N_("Min free memory (MB)"),
     "job_memory_mb": N_("Max memory per job (MB; 0: no limit)"),
+    "server_ports": N_("Ports of started servers"),
     "log_format": N_("Log format"),
 }
 """Setting of the section Environment → its name."""
@@ -163,7 +164,8 @@ def limits(settings: Settings) -> str:
         if each.name == "inference_url":
             default = f"http://127.0.0.1:{settings.inference_port}"
         variable = "HF_TOKEN" if each.name == "hf_token" else f"SPECULOOS_{each.name.upper()}"
-        text = ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+        between = "-" if each.name == "server_ports" else ","
+        text = between.join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
         row = [t(LABELS[each.name]), text or "–", f"{variable}={text or '…'}"]
         if not each.repr:
             row = [t(LABELS[each.name]), t("set") if value else t("not set"), f"{variable}_FILE=/path/of/a/file"]

@@ -21,7 +21,7 @@ SETTINGS_PAGE = (CLONE / "docs" / "settings.md").read_text()
 def settings_read() -> set[str]:
     """Names of environment variables that settings.load asks for."""
     source = (CLONE / "speculoos" / "settings.py").read_text()
-    others = {"database_url", "redis_url", "hf_token", "endpoints", "state_servers"}
+    others = {"database_url", "redis_url", "hf_token", "endpoints", "state_servers", "engines"}
     named = {f"SPECULOOS_{f.name.upper()}" for f in fields(Settings) if f.name not in others}
     return named | set(re.findall(r'read_text\(env, "([A-Z_]+)"', source))
 

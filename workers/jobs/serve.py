@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from formats.engines import ENGINES, INSTALLABLE, ServerEngine, find_engine
 from models.methods.settings import setting
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
-from speculoos.servers import NAME, require_operator
+from speculoos.servers import NAME
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.states import FINISHED
@@ -96,9 +96,6 @@ class InstallServer(Request):
     rate: ClassVar[Rate] = Rate(bytes=5e6)
 
     package: str = setting(..., f"{' or '.join(INSTALLABLE)}.", label="Server")
-
-    def check_settings(self, settings: Settings) -> None:
-        require_operator(settings)
 
     def check_options(self) -> None:
         if self.package not in INSTALLABLE:
