@@ -131,6 +131,7 @@ def file_stats(path: Path) -> Iterator[os.stat_result]:
 
 def _sync_folder(folder: Path) -> None:
     for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(apply_umask(0o666))  # safetensors uses mode 0600; container images have other users
+        if path.is_file() and not path.is_symlink():
+            executable = path.stat().st_mode & 0o111
+            path.chmod(apply_umask(0o666 | executable))  # safetensors uses mode 0600; images have other users
             sync_file(path)

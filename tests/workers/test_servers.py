@@ -2,7 +2,9 @@
 
 import json
 import signal
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import httpx
@@ -16,8 +18,8 @@ from speculoos.settings import load
 from tests.workers.conftest import Bench, wait_until
 from tracking import db, jobs
 from tracking.tables import Base, Job
-from workers.jobs.requests import Serve
-from workers.jobs.serve import find_server
+from workers.jobs.requests import InstallServer, Serve
+from workers.jobs.serve import engine_command, find_server
 from workers.jobs.submit import request_cancel, submit
 
 pytestmark = pytest.mark.integration
@@ -185,3 +187,33 @@ def test_the_latest_server_of_a_name_is_found(steady: Bench) -> None:
     with db.reading(steady.settings) as session:
         newest = jobs.get(session, find_server(session, "tiny-vllm").id)
         assert newest.request["engine"] in ENGINES
+
+
+def write_wheel(folder: Path, name: str, version: str) -> None:
+    """An empty package."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+
+
+def test_a_server_is_installed_into_an_environment_of_its_own(bench: Bench, tmp_path: Path) -> None:
+    """From a folder instead of an index; a failed installation leaves nothing."""
+    bench.environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    bench.worker()
+    request, home = InstallServer(package="llamacpp"), bench.settings.home
+    failed = bench.wait(submit(request, settings=bench.settings).id, "FAILED")
+    assert failed.error == "pip install failed: ERROR: No matching distribution found for xllamacpp>=2026.10."
+    assert not (home / "engines" / "llamacpp").exists()
+    write_wheel(tmp_path, "xllamacpp", "2026.11.7")
+    job = bench.wait(submit(request, settings=bench.settings).id, "SUCCEEDED")
+    assert job.result == {"package": "llamacpp", "version": "2026.11.7"}
+    python, command = engine_command(bench.settings, ENGINES["llamacpp"])
+    assert python == str(home / "engines" / "llamacpp" / "bin" / "python") and command == []
+    assert subprocess.run([python, "-c", "import xllamacpp"]).returncode == 0

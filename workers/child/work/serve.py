@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ MAX_RESTARTS = 3
 STABLE_SECONDS = 600.0
 """A server that ran for longer starts to count its restarts anew."""
 HEALTH_SECONDS, HANGING_CHECKS = 10.0, 6
+HAS_PIP = find_spec("pip") is not None
 TIMEOUT = 600.0
 """Timeout of requests to the endpoint, in seconds."""
 
@@ -253,7 +255,7 @@ def run_install(request: InstallServer, context: JobContext) -> dict[str, Any]:
     target = context.settings.home / ENVIRONMENTS / request.package
     with new_folder(target, replace=True) as building:
         show(context, "Creates the virtual environment.")
-        venv.create(building, with_pip=True)
+        venv.create(building, with_pip=not HAS_PIP)  # installing pip would take seconds
         python = building / "bin" / "python"
         show(context, f"Installs {request.package}.")
         _pip(context, python, "install", *engine.wheels[request.package])
@@ -264,7 +266,8 @@ def run_install(request: InstallServer, context: JobContext) -> dict[str, Any]:
 
 def _pip(context: JobContext, python: Path, *arguments: str) -> None:
     """Run pip with its output in the job's log. Raises JobFailed with its last error, or Cancelled."""
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    pip = [sys.executable, "-m", "pip", "--python", str(python)] if HAS_PIP else [str(python), "-m", "pip"]
+    command = [*pip, "--disable-pip-version-check", "--no-input", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         last = ""
