@@ -30,7 +30,7 @@ class LaunchOptions:
     base: Path
     model: str
     port: int
-    key: str
+    key: str = field(repr=False)
     folder: Path
     context: int = 4096
     draft: Path | None = None

@@ -13,7 +13,7 @@ from speculoos.servers import NAME
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.states import FINISHED
-from tracking.tables import Base, Job
+from tracking.tables import Base, Checkpoint, Job
 from workers.jobs import sizes
 from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.words import Operand, changed_options
@@ -70,7 +70,8 @@ class Serve(Request):
 
     def name(self, session: Session) -> str:
         """Name of the endpoint."""
-        model = queries.model_name(session, self.base_id, self.checkpoint_id or None)
+        base, draft = session.get(Base, self.base_id), session.get(Checkpoint, self.checkpoint_id or "")
+        model = "-".join(row.name for row in (base, draft) if row) or self.base_id
         return self.endpoint_name or re.sub(r"[^A-Za-z0-9_-]+", "-", f"{model}-{self.engine}").strip("-")[-64:]
 
     def default_name(self, session: Session) -> str:

@@ -69,7 +69,7 @@ def run(request: Serve, context: JobContext) -> dict[str, Any]:
             for line in process.last_lines():
                 context.log(line, "warning")
             if restarts > MAX_RESTARTS:
-                raise process.error(f"ended {restarts} times; the last time it {reason}")
+                raise process.error(f"ended {restarts} times; the last time it {reason}", was_ready=True)
             note = f"{server.engine.title} {reason}; it is started again ({restarts} of {MAX_RESTARTS})."
             context.log(note, "warning")
             time.sleep(restarts)
