@@ -1,6 +1,6 @@
 """A server with vLLM's options that fails on request: `fake_engine.py MODE OPTIONS…`.
 
-Modes: serve; reject (the draft's loader fails); memory; silent (never ready); orphan (serve, with a child without
+Modes: serve; fall (serve, then end with an error); reject (the draft's loader fails); memory; silent (never ready); orphan (serve, with a child without
 environment that outlives it, as vLLM's engine process does).
 """
 
@@ -10,6 +10,7 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+MODE = sys.argv[1] if len(sys.argv) > 1 else ""
 KEY = os.environ.get("VLLM_API_KEY", "")
 
 
@@ -20,6 +21,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "2")
         self.end_headers()
         self.wfile.write(b"{}")
+        if MODE == "fall" and self.path == "/v1/models":
+            print("ValueError: the cache is broken", flush=True)
+            os._exit(3)
 
     def log_message(self, *_):
         pass

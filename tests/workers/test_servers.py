@@ -127,6 +127,13 @@ def test_a_server_that_fails_says_why(steady: Bench, tiny_base: Path, mode: str,
     assert job.hint
 
 
+def test_a_server_that_keeps_crashing_is_given_up(steady: Bench, tiny_base: Path) -> None:
+    job = steady.wait(start(steady, tiny_base, "fall").id, "FAILED")
+    expected = "vLLM fake 1.0 ended 4 times; the last time it ended with status 3: ValueError: the cache is broken."
+    assert job.error == expected
+    assert running_servers.running(steady.settings.home) == {}
+
+
 def test_a_server_that_never_becomes_ready_can_be_stopped(steady: Bench, tiny_base: Path) -> None:
     job = start(steady, tiny_base, "silent")
     steady.wait_for(job.id, lambda row: row.progress_note.startswith("Starts vLLM"), "the start")

@@ -105,8 +105,8 @@ class EngineProcess:
             return False
 
     def error(self, what: str, was_ready: bool = False) -> Exception:
-        """The error for its end, with the remedy and an error of its output: the first one while it starts, as later ones
-        follow from it, else the last one."""
+        """The error for its end, with the remedy and an error of its output: the first one while it starts, as later
+        ones follow from it, else the last one."""
         self._reader.join(END_SECONDS)
         lines = [line for line in self._lines if line.strip()]
         text, name = "\n".join(lines), f"{self.engine.title} {self.version}".strip()
@@ -117,7 +117,7 @@ class EngineProcess:
             for line in lines
             if (match := ERROR.search(line)) and not any(words in line for words in NOT_CAUSES)
         ]
-        cause = found[-was_ready] if found else " / ".join(line.strip() for line in lines[-SHOWN_LINES:])
+        cause = found[-1 if was_ready else 0] if found else " / ".join(line.strip() for line in lines[-SHOWN_LINES:])
         message = f"{name} {what}" + (f": {cause[:LONGEST_LINE].rstrip('.')}." if cause else ".")
         if NO_MEMORY.search(text):
             return OutOfMemory(message, "Use a shorter context, another precision or a smaller base model.")

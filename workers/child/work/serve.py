@@ -72,7 +72,7 @@ def run(request: Serve, context: JobContext) -> dict[str, Any]:
                 raise process.error(f"ended {restarts} times; the last time it {reason}", was_ready=True)
             note = f"{server.engine.title} {reason}; it is started again ({restarts} of {MAX_RESTARTS})."
             context.log(note, "warning")
-            time.sleep(restarts)
+            time.sleep(restarts * context.timing.poll_seconds)
 
 
 def show(context: JobContext, note: str) -> None:
