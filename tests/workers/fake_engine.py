@@ -1,7 +1,7 @@
 """A server with vLLM's options that fails on request: `fake_engine.py MODE OPTIONS…`.
 
-Modes: serve; fall (serve, then end with an error); reject (the draft's loader fails); memory; silent (never ready); orphan (serve, with a child without
-environment that outlives it, as vLLM's engine process does).
+Modes: serve; fall (serve, then end with an error); reject (the draft's loader fails); memory; silent (never ready);
+orphan (serve, with a child without environment that outlives it, as vLLM's engine process does).
 """
 
 import os
