@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -154,8 +155,9 @@ class EngineProcess:
         for line in self.process.stdout:
             line = redact(line, [self.launch.key])
             self._lines.append(line)
-            sys.stdout.write(line)
-            sys.stdout.flush()
+            with suppress(OSError, ValueError):  # a full disk or closed output must not block the server
+                sys.stdout.write(line)
+                sys.stdout.flush()
 
 
 def engine_version(engine: ServerEngine, python: str, command: Sequence[str]) -> str:
