@@ -25,7 +25,7 @@ from workers.jobs.requests import InstallServer, Serve
 from workers.jobs.serve import engine_command
 
 COLUMNS = [N_("State"), N_("Server"), N_("Model"), N_("Endpoint"), N_("Time"), ""]
-SHOWN = 20
+SHOWN = 8
 """Maximum number of servers in the table, running ones first."""
 
 
