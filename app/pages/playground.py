@@ -105,10 +105,11 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, options) -> None:
     def load(request: gr.Request):
         start = opening(settings, dict(request.query_params))
         bases = gr.Dropdown(choices=start.bases, value=start.base or None)
-        drafts = gr.Dropdown(choices=start.drafts, value=start.draft, interactive=not server_of(start.base))
+        disabled = {"interactive": False} if server_of(start.base) else {}  # True would change controls once more
+        drafts = gr.Dropdown(choices=start.drafts, value=start.draft, **disabled)
         values = option_values(start.options)
-        for at, value in enumerate(values[DRAFTING:], DRAFTING):
-            values[at] = gr.update(value=value, interactive=not server_of(start.base))
+        if disabled:
+            values[DRAFTING:] = [gr.update(value=value, **disabled) for value in values[DRAFTING:]]
         return bases, drafts, _off(start.why_off, start.base), start.prompt, start.chat, *values
 
     def picked(name: str, wanted: str | None = None):

@@ -111,6 +111,9 @@ RESULTS: Mapping[str, Mapping[str, str | Callable[[Any], str]]] = {
     **dict.fromkeys(("plan", "tune"), {"verdict": str}),
     "matrix": {"cells": N_("{n:,.0f} cells")},
     "export": {"format": str, "bytes": size},
+    "prove": {"verdict": str},
+    "serve": {"name": str},
+    "install_server": {"package": str, "version": str},
     "import_draft": {"method": method_words},
     **dict.fromkeys(("fetch_model", "quantize"), {}),
 }
