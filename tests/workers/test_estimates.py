@@ -30,10 +30,13 @@ from workers.jobs.requests import (
     ImportAnswered,
     ImportDraft,
     ImportPrompts,
+    InstallServer,
     Matrix,
     PlanRequest,
+    Prove,
     Quantize,
     ReplayRequest,
+    Serve,
     Train,
     Tune,
 )
@@ -104,6 +107,9 @@ def test_every_command_that_asks_for_a_job_estimates_it(
         "replay run a --draft tiny@h --limit 10": ReplayRequest(**heads, dataset_id="answers", limit=10),
         "tune tiny@h --limit 3 --max-tokens 16": Tune(**heads, **small),
         "export tiny@h --format vllm": Export(checkpoint_id="heads", format="vllm"),
+        "servers start tiny@h --engine vllm": Serve(**heads, engine="vllm"),
+        "servers prove tiny@h --engine vllm --limit 3 --max-tokens 16": Prove(**heads, **small, engine="vllm"),
+        "servers install llamacpp": InstallServer(package="llamacpp"),
     }
     for command, request in commands.items():
         assert main([*command.split(), "--estimate", "--json"]) == 0, command
