@@ -57,7 +57,8 @@ def export(head: Path, base: LoadedBase, form: str, target: Path) -> Path:
 class Here(SilentReporter):
     """What the start of a server reads from a job."""
 
-    settings = settings.load()
+    def __init__(self) -> None:
+        self.settings = settings.load()
 
 
 @contextmanager
