@@ -110,7 +110,6 @@ def compare(args: Any, folder: Path, pythons: dict[str, str]) -> list[dict[str, 
         start = {"name": engine, "python": pythons[engine], "folder": folder, "precision": precision}
         with server(**start) as plain:
             for method, form in served:
-                print(f"{method}, {form} in {ENGINES[engine].title}", file=sys.stderr)
                 result = {"method": method, "format": form, "engine": engine, "precision": precision}
                 try:
                     draft = export(found[method], base, form, folder / f"{method}-{form}")
@@ -124,6 +123,8 @@ def compare(args: Any, folder: Path, pythons: dict[str, str]) -> list[dict[str, 
                 except SpeculoosError as error:
                     result["error"] = str(error)
                 results.append(result)
+                spoken = result.get("error") or result["verdict"]
+                print(f"{method}, {form}, {precision}: {spoken}", file=sys.stderr)
     return results
 
 
