@@ -56,10 +56,11 @@ SERVED = (
 """(engine, precision of the base model, ((method, format of the draft), …))"""
 RECIPES = {
     "eagle": ("eagle-standard", {"lr": 0.001}),
-    "medusa": ("quickstart", {"medusa_num_heads": TOKENS}),
+    "medusa": ("quickstart", {"medusa_num_heads": TOKENS, "draft_vocab_size": 0}),
     "draft": ("draft-standard", {}),
 }
 """{method: (recipe, changes)}"""
+EPOCHS = 3
 ANSWERS = GenerateOptions(max_tokens=96, batch_size=48, limit=288)
 
 
@@ -76,7 +77,7 @@ def drafts(folder: Path, minutes: float) -> dict[str, Path]:
                         shards.add({"id": str(number), **row})
                 base = load_base(starter_path(), generation_dtype())
                 generate_local(base, folder / "prompts", folder / "answers", ANSWERS, SilentReporter())
-            config = read_recipe(recipe).config({**changes, "epochs": 50, "max_minutes": minutes})
+            config = read_recipe(recipe).config({**changes, "epochs": EPOCHS, "max_minutes": minutes})
             train(config, starter_path(), folder / "answers", folder / method)
     return found
 
