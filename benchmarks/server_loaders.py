@@ -91,7 +91,6 @@ def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) 
     parts.reached.clear()
     model.load_weights((name, tensor) for name, tensor in tensors.items())
     maps = {"t2d"} | ({"d2t"} if getattr(model, "hot_token_id", None) is not None else set())  # read in another way
-    maps |= {"token_map"} if getattr(model, "token_map", None) is not None else set()
     left = sorted(name for name, tensor in tensors.items() if id(tensor) not in parts.reached and name not in maps)
     return {"server": wheel, "draft": kind, "tensors": len(tensors), "left_over": left, "unset": unset(model, kind)}
 

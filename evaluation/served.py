@@ -205,6 +205,7 @@ def _result(session: _Session) -> dict[str, Any]:
         **metrics(answers),
         **breakdown(answers),
         "identical_to_plain": identical(answers),
+        "identical_prompts": sum(answer.same_as_plain is True for answer in answers),
         "per_category": {name: metrics([a for a in answers if a.category == name]) for name in categories},
         "failed": session.failed[:100],
         "max_tokens": options.max_tokens,

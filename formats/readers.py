@@ -283,21 +283,18 @@ class Medusa:
 
 def medusa_vllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     """MedusaConfig reads the number of heads (layers) from the last key that contains `num` and `heads` (`layers`).
-    token_map is used if truncated_vocab_size is smaller than vocab_size. With `original_lm_head` all heads share
-    lm_heads.0; without it every head has the whole vocabulary (0.29 to 0.32), whatever truncated_vocab_size says."""
+    With `original_lm_head` all heads share lm_heads.0."""
     config, weights = _open(folder)
 
     def last(word: str, default: int) -> int:
         return [default, *(value for key, value in config.items() if "num" in key and word in key)][-1]
 
     vocabulary = config.get("vocab_size", 32001)
-    columns = config.get("truncated_vocab_size") or vocabulary
-    targets = weights["token_map"] if columns < vocabulary else torch.arange(vocabulary)
     matrix = "lm_heads.0.weight" if config.get("original_lm_head") else "lm_heads.{head}.weight"
-    if columns != vocabulary and not config.get("original_lm_head"):
-        raise ValueError("config.json: truncated_vocab_size: vLLM loads separate heads with the whole vocabulary only.")
+    if config.get("truncated_vocab_size") not in (None, vocabulary):
+        raise ValueError("config.json: truncated_vocab_size: vLLM loads heads with the whole vocabulary only.")
     block, biased = "blocks.{head}.layers.{layer}", bool(config.get("medusa_fc_bias"))
-    return Medusa(weights, last("heads", 5), last("layers", 1), block, matrix, targets, biased)
+    return Medusa(weights, last("heads", 5), last("layers", 1), block, matrix, torch.arange(vocabulary), biased)
 
 
 def medusa_medusa(folder: Path, checkpoint: CheckpointFiles) -> Medusa:

@@ -126,24 +126,14 @@ def residual_blocks(server: str, checkpoint: CheckpointFiles) -> str:
     return f"The heads have no residual block (medusa_num_layers 0); {server} requires one or more."
 
 
-def shared_small_vocabulary(server: str, checkpoint: CheckpointFiles) -> str:
-    """Medusa: vLLM supports a smaller vocabulary (token_map) only for a matrix that all heads share."""
-    if not checkpoint.small_vocabulary or checkpoint.config.get("medusa_tie_lm_head"):
-        return ""
-    return (
-        f"Each head has its own matrix over {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; "
-        f"{server} supports a smaller vocabulary for a shared matrix only (medusa_tie_lm_head). Train with "
-        "draft_vocab_size=0 or medusa_tie_lm_head=true."
-    )
-
-
 def whole_vocabulary(server: str, checkpoint: CheckpointFiles) -> str:
-    """Medusa: every head scores every token of the base model."""
+    """Medusa: every head scores every token of the base model. vLLM has a map for less (token_map), but its own check
+    of the loaded weights rejects it ("not initialized from checkpoint", 0.32)."""
     if not checkpoint.small_vocabulary:
         return ""
     return (
-        f"The heads have {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; {server} has no map from "
-        "draft ids to tokens (vLLM up to 0.32 has one for shared heads: token_map). Train with draft_vocab_size=0."
+        f"The heads have {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; {server} loads no map from "
+        "draft ids to tokens. Train with draft_vocab_size=0."
     )
 
 

@@ -17,7 +17,6 @@ from formats.refusals import (
     EAGLE,
     EAGLE3,
     EAGLE31,
-    MEDUSA,
     REFERENCE_EAGLE3,
     REFERENCE_MEDUSA,
     Refusal,
@@ -29,10 +28,7 @@ from formats.refusals import (
     one_layer,
     plain_eagle,
     residual_before_norm,
-    residual_blocks,
-    shared_small_vocabulary,
     three_layers,
-    unbiased_shared_head,
 )
 
 ANY = "*"
@@ -115,10 +111,7 @@ VLLM = Format(
     layouts={
         "eagle": Layout("vLLM 0.29 to 0.33", (plain_eagle, known_only(EAGLE | {"own_embeddings"}))),
         "eagle3": Layout("vLLM 0.29 to 0.33", (ascending_layers, known_only(EAGLE31 | {"target_hidden_size"}))),
-        "medusa": Layout(
-            "vLLM 0.29 to 0.32 (0.33 removed Medusa)",
-            (residual_blocks, shared_small_vocabulary, unbiased_shared_head, known_only(MEDUSA)),
-        ),
+        "medusa": Layout("vLLM 0.29 to 0.32 (0.33 removed Medusa)", REFERENCE_MEDUSA),
     },
     serve=serve.vllm,
     unsupported={

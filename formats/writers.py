@@ -1,6 +1,5 @@
 """The tensors and the config of an export, by method and format, as its server loads them. No torch at import."""
 
-import array
 import json
 from dataclasses import replace
 from typing import Any
@@ -109,16 +108,15 @@ def eagle3_modelopt(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) ->
 
 
 def medusa_vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
-    """`blocks.{h}.layers.{l}`. A shared matrix is written once (`original_lm_head`); only a shared matrix may have
-    fewer rows (`token_map`). No other key may contain `num` with `heads` or `layers`: vLLM's config class reads any
-    such key as the number of heads or layers."""
+    """`blocks.{h}.layers.{l}`. A shared matrix is written once (`original_lm_head`). No other key may
+    contain `num` with `heads` or `layers`: vLLM's config class reads any such key as the number of heads or layers."""
     shape, shared = checkpoint.config, bool(checkpoint.config.get("medusa_tie_lm_head"))
     config = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
         "hidden_size": checkpoint.hidden_size,
         "vocab_size": checkpoint.vocab_size,
-        "truncated_vocab_size": checkpoint.draft_vocab_size,
+        "truncated_vocab_size": checkpoint.vocab_size,
         "num_heads": shape["medusa_num_heads"],
         "num_hidden_layers": shape["medusa_num_layers"],
         "medusa_fc_bias": True,
@@ -130,7 +128,7 @@ def medusa_vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Exp
     blocks = _blocks(checkpoint, "blocks.{head}.layers.{layer}.{kind}")
     count = 1 if shared else shape["medusa_num_heads"]
     heads = [_matrix(checkpoint, base, h, f"lm_heads.{h}.weight") for h in range(count)]
-    return ExportPlan([*blocks, *heads, *_token_map(checkpoint)], config)
+    return ExportPlan([*blocks, *heads], config)
 
 
 def medusa_trtllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
@@ -244,18 +242,8 @@ def _blocks(checkpoint: CheckpointFiles, pattern: str) -> list[TensorSource]:
 
 
 def _matrix(checkpoint: CheckpointFiles, base: Any, head: int, name: str) -> TensorSource:
-    """A head's own matrix, the reduced one that all share, or the base model's: no server uses the target's."""
-    shared = bool(checkpoint.config.get("medusa_tie_lm_head"))
-    if shared and not checkpoint.small_vocabulary:
+    """A head's own matrix, or the base model's: no server uses the target's."""
+    if checkpoint.config.get("medusa_tie_lm_head"):
         shape = (checkpoint.vocab_size, checkpoint.hidden_size)
         return cast(name, shape, checkpoint.written_type, lambda: base.lm_head.weight)
-    return from_entry(checkpoint.tensors[f"lm_heads.{0 if shared else head}.weight"], name)
-
-
-def _token_map(checkpoint: CheckpointFiles) -> list[TensorSource]:
-    """Token ids of the base model by draft id, int64; [] for a whole vocabulary."""
-    if not checkpoint.small_vocabulary:
-        return []
-    offsets = array.array("q", b"".join(checkpoint.tensors["d2t"].chunks()))
-    ids = array.array("q", (draft_id + offset for draft_id, offset in enumerate(offsets)))
-    return [constant("token_map", "I64", (len(ids),), ids.tobytes())]
+    return from_entry(checkpoint.tensors[f"lm_heads.{head}.weight"], name)

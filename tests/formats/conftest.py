@@ -98,7 +98,6 @@ def draft_of(name: str, base):
         "eagle3-deep": lambda: Eagle3Draft.from_base(base, some, eagle_num_layers=2, own_embeddings=True),
         "eagle3-four": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 4, 6)),
         "eagle-own": lambda: EagleDraft.from_base(base, own_embeddings=True),
-        "medusa-few": lambda: medusa(2, 1, rows=40, draft_ids=torch.arange(0, 80, 2)),
         "eagle3-narrow": lambda: narrow(base, some),
         "eagle3": lambda: Eagle3Draft.from_base(base),
         "eagle3-small": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 6)),

@@ -41,7 +41,7 @@ for name in sys.argv[1:]:
         pass
 """
 ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception)\b: .+|error[:\]] .+|failed to .+)")
-NOT_CAUSES = ("Engine core initialization failed", "WorkerProc initialization failed", "warning is normal")
+NOT_CAUSES = ("Engine core initialization failed", "WorkerProc initialization failed", "warning is normal", "ulimit")
 """Errors that only report that another process failed, or that are none."""
 NO_MEMORY = re.compile(r"out of memory|bad_alloc|[Cc]annot allocate|No available memory|failed to allocate", re.I)
 PORT_TAKEN = re.compile(r"[Aa]ddress already in use|couldn't bind|failed to bind")

@@ -10,7 +10,7 @@ HEADS = "medusa_lm_head"
 
 
 def vllm(checkpoint: CheckpointFiles) -> TensorTable:
-    """Blocks, one matrix for every head or one for all, and the map of a smaller vocabulary."""
+    """Blocks, and one matrix for every head or one for all."""
     (heads, layers), shared = _counts(checkpoint), bool(checkpoint.config.get("medusa_tie_lm_head"))
     hidden, columns = checkpoint.hidden_size, checkpoint.draft_vocab_size
     tensors: Shapes = {}
@@ -20,8 +20,6 @@ def vllm(checkpoint: CheckpointFiles) -> TensorTable:
             tensors[f"blocks.{head}.layers.{layer}.bias"] = ((hidden,), FLOAT)
         if head == 0 or not shared:
             tensors[f"lm_heads.{head}.weight"] = ((columns, hidden), FLOAT)
-    if checkpoint.small_vocabulary:
-        tensors["token_map"] = ((columns,), "I64")
     config = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
