@@ -2,9 +2,11 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,11 +15,12 @@ import pytest
 
 from formats.engines import ENGINES
 from speculoos import running_servers
-from speculoos.errors import BadInput, Conflict, Unsupported
+from speculoos.errors import BadInput, Conflict, Unavailable, Unsupported
 from speculoos.settings import load
 from tests.workers.conftest import Bench, wait_until
 from tracking import db, jobs
 from tracking.tables import Base, Job
+from workers.child.engine import reserved_port
 from workers.jobs.requests import InstallServer, Serve
 from workers.jobs.serve import engine_command, find_server
 from workers.jobs.submit import request_cancel, submit
@@ -179,6 +182,21 @@ def test_what_cannot_be_started_is_refused_at_once(home, tiny_base: Path) -> Non
         request.changed(endpoint_name="../x").check_options()
     with pytest.raises(BadInput, match="expected"):
         Serve(base_id="x", engine="ollama")
+
+
+def test_a_port_is_reserved_for_one_server(home) -> None:
+    """A bound socket that does not listen yet shares its port with programs that allow it, as vLLM does."""
+    with socket.socket() as other, reserved_port(home) as first:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", first + 1))
+        with reserved_port(home) as second:
+            assert second > first + 1
+        narrow = replace(home, server_ports=(first, first + 1))
+        words = f"All ports from {first} to {first + 1} are in use"
+        with pytest.raises(Unavailable, match=words), reserved_port(narrow):
+            pass
+    with reserved_port(replace(home, server_ports=(first, first))) as again:
+        assert again == first
 
 
 def test_an_environment_without_the_engine(steady: Bench, tiny_base: Path) -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import ctypes
+import fcntl
 import os
 import re
 import signal
@@ -10,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ import psutil
 from formats.engines import LaunchOptions, ServerEngine
 from speculoos.errors import JobFailed, OutOfMemory, Unavailable, Unsupported
 from speculoos.limited import PR_SET_PDEATHSIG, SECRETS
+from speculoos.private import private_folder
 from speculoos.redaction import redact
 from speculoos.settings import Settings
 
@@ -172,17 +174,23 @@ def engine_version(engine: ServerEngine, python: str, command: Sequence[str]) ->
     return version
 
 
-def free_port(settings: Settings) -> int:
-    """A port of the settings' range that no program uses now. Raises Unavailable."""
+@contextmanager
+def reserved_port(settings: Settings) -> Iterator[int]:
+    """A port of the settings' range that no program uses, and that no other server of this user gets until the block
+    ends: vLLM shares its port with any program that asks for it, and binds it only after its imports. Raises
+    Unavailable."""
     first, last = settings.server_ports
+    folder = private_folder(Path(f"/tmp/speculoos-{os.getuid()}-ports"))
     for port in range(first, last + 1):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        is_free = False
+        with (folder / str(port)).open("w") as lock:
+            with suppress(OSError), socket.socket() as probe:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+                is_free = True
+            if is_free:
+                yield port
+                return
     raise Unavailable(f"All ports from {first} to {last} are in use.", "Set SPECULOOS_SERVER_PORTS to another range.")
 
 

@@ -28,7 +28,7 @@ from tracking.evaluations import measured_loads, measurements
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Job
 from workers.child.context import JobContext
-from workers.child.engine import EngineProcess, PortTaken, engine_version, free_port, python_command, server_folder
+from workers.child.engine import EngineProcess, PortTaken, engine_version, python_command, reserved_port, server_folder
 from workers.jobs.requests import InstallServer, Serve
 from workers.jobs.serve import ENVIRONMENTS, engine_command, extra_arguments, not_installed
 
@@ -126,21 +126,19 @@ def prepared(request: Serve, context: JobContext, share: int = 1) -> Iterator[Pr
 def started_engine(server: Prepared, context: JobContext) -> Iterator[EngineProcess]:
     """The server's process once it is ready; it ends with the block."""
     while True:
-        launch = replace(server.launch, port=free_port(context.settings))
-        process = EngineProcess(server.engine, server.version, launch, server.command, server.arguments, server.gpus)
-        try:
-            process.wait_ready(partial(check_stop, context))
-        except PortTaken:
-            process.end()
-            continue
-        except BaseException:
-            process.end()
-            raise
-        break
-    try:
-        yield process
-    finally:
-        process.end()
+        with reserved_port(context.settings) as port:
+            launch = replace(server.launch, port=port)
+            process = EngineProcess(
+                server.engine, server.version, launch, server.command, server.arguments, server.gpus
+            )
+            try:
+                process.wait_ready(partial(check_stop, context))
+                yield process
+                return
+            except PortTaken:
+                continue  # another program was faster
+            finally:
+                process.end()
 
 
 def _watch(process: EngineProcess, server: Prepared, request: Serve, context: JobContext, started: float) -> str:
