@@ -5,7 +5,7 @@ disturb the counters, but not servers that return metrics with each answer.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -122,8 +122,13 @@ def _server(session: _Session) -> str:
     except openai.OpenAIError as error:
         session.reporter.log(f"{session.endpoint.name} does not list its models ({short_error(error)}).", "warning")
         return ""
-    owners = [str(getattr(model, "owned_by", "") or "").lower().replace("-", "_") for model in models]
-    return next((name for owner in owners for name in SERVERS if name == owner), "")
+    return server_key(models)
+
+
+def server_key(models: Iterable[Any]) -> str:
+    """A key of SERVERS from the models that a server lists, "" for an unknown server."""
+    owners = (str(getattr(model, "owned_by", "") or "").lower().replace("-", "_") for model in models)
+    return next((owner for owner in owners if owner in SERVERS), "")
 
 
 def _warm_up(session: _Session) -> None:

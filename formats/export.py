@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from formats import OWN, find_format
 from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
 from formats.gguf_files import write_gguf
-from formats.plan import ExportPlan, write_tensors
+from formats.plan import ExportPlan, byte_counter, write_tensors
 from formats.quantized import round_draft
 from formats.readme import readme
 from formats.report import REPORT, Check, ExportReport
@@ -22,7 +22,7 @@ from models.checkpoints import load_draft
 from speculoos.checksums import CHECKSUM_FILE, checksums_text
 from speculoos.errors import BadInput, Conflict, Unsupported
 from speculoos.files import new_folder, write_json
-from speculoos.reporting import Reporter, SilentReporter, check_stop, use_reporter
+from speculoos.reporting import Reporter, SilentReporter, use_reporter
 
 
 def build_export(
@@ -97,9 +97,9 @@ def check_zip_target(target: Path) -> None:
 
 def _write(plan: ExportPlan, folder: Path, reporter: Reporter) -> None:
     if plan.weights.endswith(".gguf"):
-        write_gguf(folder / plan.weights, plan, _counter(reporter, plan.size, "written"))
+        write_gguf(folder / plan.weights, plan, byte_counter(reporter, plan.size, "written"))
     elif plan.tensors:
-        write_tensors(folder / plan.weights, plan.tensors, _counter(reporter, plan.size, "written"))
+        write_tensors(folder / plan.weights, plan.tensors, byte_counter(reporter, plan.size, "written"))
         write_json(folder / "config.json", plan.config)
     if plan.pickled:
         import torch
@@ -173,19 +173,6 @@ def _same_base(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Chec
     return Check("base", True, f"{facts.name}, weights {(facts.sha256 or 'not recorded')[:12]}")
 
 
-def _counter(reporter: Reporter, total: int, note: str) -> Callable[[int], None]:
-    """A callback that counts bytes and reports the progress. It raises Cancelled if a stop was requested."""
-    done = 0
-
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        check_stop(reporter)
-        done += count
-        reporter.progress(min(done, total), total, "bytes", note)
-
-    return on_bytes
-
-
 def _folder_name(target: str | Path) -> str:
     """Name of the export's folder; for a zip, of the folder it unpacks to, which is never a parent folder."""
     name = Path(target).name
@@ -209,5 +196,5 @@ def _building(target: Path, reporter: Reporter) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as building:
         yield Path(building)
         files = sorted(Path(building).iterdir())
-        on_bytes = _counter(reporter, sum(path.stat().st_size for path in files), "zipped")
+        on_bytes = byte_counter(reporter, sum(path.stat().st_size for path in files), "zipped")
         zip_files(files, target, passed=on_bytes, folder=_folder_name(target))

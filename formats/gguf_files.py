@@ -7,11 +7,11 @@ from typing import Any
 
 from formats.gguf_models import ARCHITECTURES, CONVERTER, model_reason, model_tensors, rope_tensors, rounded, size_keys
 from formats.gguf_tokenizer import tokenizer_keys, tokenizer_reason
-from formats.plan import ExportPlan
+from formats.plan import ExportPlan, byte_counter, write_tensor
 from models.identity import TensorEntry, tensors
 from models.untrusted import read_safe_config
-from speculoos.errors import BadInput, Conflict, Damaged, Unsupported
-from speculoos.reporting import Reporter, SilentReporter, check_stop
+from speculoos.errors import BadInput, Conflict, Unsupported
+from speculoos.reporting import Reporter, SilentReporter
 
 PHI3_TOKENS = ("<unk>", "<s>", "</s>", "<|endoftext|>")
 TYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "q8_0": ("Q8_0", 7), "q4_1": ("Q4_1", 3)}
@@ -32,18 +32,10 @@ def write_base(folder: str | Path, file: str | Path, type: str = "f16", reporter
     if reason := base_reason(folder, entries):
         raise Unsupported(f"{folder}: {reason}")
     plan = typed(model_plan(folder, _config(folder), entries, folder), type)
-    done = 0
-
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        check_stop(reporter)
-        done += count
-        reporter.progress(min(done, plan.size), plan.size, "bytes", "written")
-
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     try:
-        write_gguf(part, plan, on_bytes)
+        write_gguf(part, plan, byte_counter(reporter, plan.size, "written"))
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
@@ -110,12 +102,7 @@ def write_gguf(path: Path, plan: ExportPlan, on_bytes: Callable[[int], None]) ->
         out = writer.fout[0]
         writer.write_padding(out, out.tell())
         for source in plan.tensors:
-            written = 0
-            for chunk in source.chunks():
-                written += out.write(chunk)
-                on_bytes(len(chunk))
-            if written != source.size:
-                raise Damaged(f"{source.name}: {written} of {source.size} bytes could be read.")
-            writer.write_padding(out, written)
+            write_tensor(out, source, on_bytes)
+            writer.write_padding(out, source.size)
     finally:
         writer.close()

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from models.identity import FLOATS, SIZES, TensorEntry
 from speculoos.errors import Damaged
+from speculoos.reporting import Reporter, check_stop
 
 ROWS = 1024
 """Rows of a matrix that are cast at once."""
@@ -111,9 +112,28 @@ def write_tensors(path: Path, tensors: Sequence[TensorSource], on_bytes: Callabl
     with open(path, "wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors:
-            written = 0
-            for chunk in tensor.chunks():
-                written += out.write(chunk)
-                on_bytes(len(chunk))
-            if written != tensor.size:
-                raise Damaged(f"{tensor.name}: {written} of {tensor.size} bytes could be read.")
+            write_tensor(out, tensor, on_bytes)
+
+
+def write_tensor(out: BinaryIO, tensor: TensorSource, on_bytes: Callable[[int], None]) -> None:
+    """Write the bytes of one tensor; `on_bytes` is called with the size of every chunk. Raises Damaged if its source is
+    shorter than its header says."""
+    written = 0
+    for chunk in tensor.chunks():
+        written += out.write(chunk)
+        on_bytes(len(chunk))
+    if written != tensor.size:
+        raise Damaged(f"{tensor.name}: {written} of {tensor.size} bytes could be read.")
+
+
+def byte_counter(reporter: Reporter, total: int, note: str) -> Callable[[int], None]:
+    """A callback that counts bytes and reports the progress. It raises Cancelled if a stop was requested."""
+    done = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        check_stop(reporter)
+        done += count
+        reporter.progress(min(done, total), total, "bytes", note)
+
+    return on_bytes

@@ -21,8 +21,8 @@ from corpus.endpoints import short_error
 from corpus.replies import REASONING
 from decoding.step import Step
 from evaluation.published import META_INFO, acceptance_of_answer
-from evaluation.served import SERVERS
-from serving.served_steps import acceptance_by_depth, chunk_record, emitted_steps, records_of_steps
+from evaluation.served import SERVERS, server_key
+from serving.served_steps import chunk_record, emitted_steps, rates_of_steps, records_of_steps
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable
 from speculoos.redaction import known_secrets, redact
 from speculoos.settings import Endpoint, Settings
@@ -111,7 +111,7 @@ class ServedResponse:
         if decode > 0 and tokens > 1:
             summary["decode_tokens_per_second"] = round((tokens - 1) / decode, 3)
         if acceptance:
-            depths = acceptance_by_depth(acceptance.accepted, acceptance.verifications, acceptance.steps or ())
+            depths = rates_of_steps(acceptance.steps) if acceptance.steps else acceptance.rates
             summary["mean_accepted_length"] = round(acceptance.tau, 4)
             summary["verifications"] = round(acceptance.verifications)
             summary["accepted"] = round(acceptance.accepted_tokens)
@@ -222,11 +222,10 @@ async def _server(client: openai.AsyncOpenAI, endpoint: Endpoint) -> tuple[str, 
         models = (await client.models.list()).data
     except (openai.NotFoundError, openai.BadRequestError):
         models = []
-    owners = [str(getattr(model, "owned_by", "") or "").lower().replace("-", "_") for model in models]
     model = endpoint.model or next((model.id for model in models), "")
     if not model:
         raise BadInput(f"Server {endpoint.name} lists no model; set the model of its endpoint under Settings, Servers.")
-    return next((name for owner in owners for name in SERVERS if name == owner), ""), model
+    return server_key(models), model
 
 
 def _body(request: Mapping[str, Any], answer: ServedResponse) -> dict[str, Any]:

@@ -97,13 +97,9 @@ def chunk_record(
     }
 
 
-def acceptance_by_depth(accepted: Sequence[float], verifications: float, steps: Sequence[PublishedStep]) -> list[float]:
-    """Acceptance rate given an accepted parent, by depth: from the steps or, without them, from the number of
-    verifications that `accepted` a token at each depth."""
-    if steps:
-        deepest = max(step.drafted for step in steps)
-        tried = [sum(step.accepted >= d - 1 and step.drafted >= d for step in steps) for d in range(1, deepest + 1)]
-        accepted = [sum(step.accepted >= d for step in steps) for d in range(1, deepest + 1)]
-    else:
-        tried = [verifications, *accepted[:-1]]
-    return [round(count / parents, 4) for count, parents in zip(accepted, tried, strict=False) if parents]
+def rates_of_steps(steps: Sequence[PublishedStep]) -> list[float]:
+    """Acceptance rate given an accepted parent, by depth, among the steps that drafted a token there."""
+    depths = range(1, max(step.drafted for step in steps) + 1)
+    tried = [sum(step.accepted >= d - 1 and step.drafted >= d for step in steps) for d in depths]
+    accepted = [sum(step.accepted >= d for step in steps) for d in depths]
+    return [round(count / parents, 4) for count, parents in zip(accepted, tried, strict=True) if parents]

@@ -158,9 +158,13 @@ def _kill_group(pid: int) -> None:
 
 def _environment() -> dict[str, str]:
     """This process' environment without secrets; libraries are offline and single-threaded."""
-    inherited = {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in SECRETS)}
     fixed = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    return {**inherited, **fixed}
+    return {**environment_without_secrets(), **fixed}
+
+
+def environment_without_secrets() -> dict[str, str]:
+    """This process' environment without the variables of SECRETS."""
+    return {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in SECRETS)}
 
 
 def _result(response: dict[str, Any], seconds: float, memory: int) -> Any:

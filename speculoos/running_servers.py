@@ -41,6 +41,11 @@ def running(home: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def by_job(home: Path) -> dict[str, dict[str, Any]]:
+    """{id of the job: values} of the servers that run on this machine, each with its name."""
+    return {values["job"]: {**values, "name": name} for name, values in running(home).items()}
+
+
 def _is_locked(file: Any) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

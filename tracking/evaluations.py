@@ -59,6 +59,11 @@ def proofs(evaluations: Iterable[Evaluation]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def card_figures(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    """The figures in the model card of a draft: `measured` and `loads` of `formats.facts.CardFacts`."""
+    return {"measured": measurements(evaluations), "loads": measured_loads(evaluations)}
+
+
 def measured_loads(evaluations: Iterable[Evaluation]) -> dict[str, Any]:
     """The newest speedups of a server at several loads: `loads`, `server`, `tokens` (draft tokens per step, 0 if the
     server does not publish depths) and `date`. {} without any."""

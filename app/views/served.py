@@ -32,19 +32,13 @@ SHOWN = 8
 def servers_table(session: Session, settings: Settings) -> str:
     """The servers that run, start or wait, then those that ended last."""
     query = select(Job).where(Job.kind == Serve.kind).order_by(Job.state.not_in(ACTIVE), Job.created_at.desc())
-    running = by_job(settings)
+    running = running_servers.by_job(settings.home)
     rows = [_row(session, job, running.get(job.id, {})) for job in session.scalars(query.limit(SHOWN))]
     if not rows:
         words = t("A server serves a model here, alone or with its draft, and is an endpoint while it runs.")
         return empty_state(t("No server yet"), words)
     columns = [t(column) if column else "" for column in COLUMNS]
     return table(columns, rows, t("Servers"), named=columns[2:4])
-
-
-def by_job(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Job id → what the running server announced, with its name."""
-    found = running_servers.running(settings.home)
-    return {each["job"]: {**each, "name": name} for name, each in found.items()}
 
 
 def _row(session: Session, job: Job, running: Mapping[str, Any]) -> list[str]:
@@ -98,7 +92,7 @@ def _installing(session: Session) -> dict[str, str]:
 def part(session: Session, settings: Settings, job: Job) -> str:
     """On the page of a server's job: address, model and key, a request to try, and where it can be used; "" unless it
     runs."""
-    if job.kind != Serve.kind or not (running := by_job(settings).get(job.id)):
+    if job.kind != Serve.kind or not (running := running_servers.by_job(settings.home).get(job.id)):
         return ""
     endpoint, name = running["endpoint"], running["name"]
     key = secret_file(settings.home, endpoint["key_env"])

@@ -19,7 +19,7 @@ from speculoos.errors import Unsupported
 from speculoos.reporting import ConsoleReporter
 from tracking import queries
 from tracking.db import reading
-from tracking.evaluations import measured_loads, measurements
+from tracking.evaluations import card_figures
 from tracking.stored import RowFiles
 from workers.jobs.requests import Export
 
@@ -118,8 +118,7 @@ def find(settings: Any, reference: str) -> ExportRow:
         row = queries.find_checkpoint(session, reference)
         queries.must_be_ready(row)
         base = queries.find_base(session, row.base_id)
-        evaluations = queries.evaluations(session, row.id)
-        facts = CardFacts.of(base, row.name, measurements(evaluations), measured_loads(evaluations))
+        facts = CardFacts.of(base, row.name, **card_figures(queries.evaluations(session, row.id)))
         known = BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
     files = RowFiles(settings, installed)
     return ExportRow(

@@ -1,7 +1,6 @@
 """`speculoos servers`: inference servers of other projects, which run as jobs."""
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -148,7 +147,7 @@ def list_servers(as_json: Json = False) -> None:
     settings = open_home()
     with reading(settings) as session:
         active = server_jobs(session)
-    running = {each["job"]: {"name": name, **each} for name, each in running_servers.running(settings.home).items()}
+    running = running_servers.by_job(settings.home)
     entries = [_entry(job, running.get(job.id, {})) for job in active]
     rows = [(e["name"], e["engine"], e["state"], e["url"] or e["note"]) for e in entries]
     engines = {name: _environment(settings, name) for name in ENGINES}
@@ -164,11 +163,13 @@ def log(
     as_json: Json = False,
 ) -> None:
     """Print the last lines that a server wrote."""
+    from workers.supervise.attempt import log_path
+
     settings = open_home()
     with reading(settings) as session:
         job = find_server(session, name)
     try:
-        text = Path(settings.home / "logs" / f"{job.id}.log").read_text(encoding="utf-8", errors="replace")
+        text = log_path(settings, job.id).read_text(encoding="utf-8", errors="replace")
     except OSError:
         raise BadInput(f"{job.name} has no log on this machine.") from None
     shown = text.splitlines()[-lines:]
@@ -194,10 +195,9 @@ def install(
 
 def _running(settings: Settings, job_id: str) -> dict[str, Any]:
     """The entry of a running server; {} until it is ready."""
-    found = running_servers.running(settings.home)
+    running = running_servers.by_job(settings.home).get(job_id)
     with reading(settings) as session:
-        job = jobs.get(session, job_id)
-    return next((_entry(job, {"name": name, **each}) for name, each in found.items() if each["job"] == job_id), {})
+        return _entry(jobs.get(session, job_id), running) if running else {}
 
 
 def _entry(job: Job, running: dict[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_a_stop_is_heard_within_a_load(start: Start, monkeypatch: pytest.MonkeyP
 
     with pytest.raises(Cancelled):
         evaluate_served(endpoint, QUESTIONS, Stopping(), concurrency=[2])
-    assert not [thread for thread in threading.enumerate() if "work" in thread.name]
+    assert not [thread for thread in threading.enumerate() if "(work)" in thread.name]
 
 
 @pytest.mark.integration

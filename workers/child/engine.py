@@ -20,7 +20,7 @@ import psutil
 
 from formats.engines import LaunchOptions, ServerEngine
 from speculoos.errors import JobFailed, OutOfMemory, Unavailable, Unsupported
-from speculoos.limited import PR_SET_PDEATHSIG, SECRETS
+from speculoos.limited import PR_SET_PDEATHSIG, environment_without_secrets
 from speculoos.private import private_folder
 from speculoos.redaction import redact
 from speculoos.settings import Settings
@@ -202,7 +202,7 @@ def become_subreaper() -> None:
 
 def _environment(engine: ServerEngine, launch: LaunchOptions, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of this process without secrets and Python's settings; libraries are offline."""
-    inherited = {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in SECRETS)}
+    inherited = environment_without_secrets()
     for name in ("PYTHONPATH", "PYTHONHOME", "OMP_NUM_THREADS"):
         inherited.pop(name, None)
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}

@@ -51,6 +51,17 @@ class Measurement(Request):
         base = sizes.require_row(session, Base, self.base_id)
         return Need(work=steps * sizes.step_bytes(base), disk=1e5, memory=sizes.weights_bytes(base) * 1.5 + 5e8)
 
+    def question_columns(self, session: Session) -> dict[str, str]:
+        """Columns of `Evaluation` that name the questions."""
+        data = session.get(Dataset, self.dataset_id) if self.dataset_id else None
+        suite = suite_of(data)
+        return {"suite": suite, "questions": (suite_title(suite) or data.name if data else suite_title(suite))[:200]}
+
+    def tokens_of_questions(self, session: Session) -> float:
+        """Maximum number of generated tokens, if all questions are answered once."""
+        turns = sizes.turns(sizes.require_row(session, Dataset, self.dataset_id)) if self.dataset_id else 1.0
+        return sizes.questions(session, self.dataset_id, self.limit) * turns * self.max_tokens
+
     def model(self, named: Namer) -> str:
         """`base` or `base@checkpoint`, for a command."""
         return named(self.base_id) + (f"@{named(self.checkpoint_id)}" if self.checkpoint_id else "")
@@ -124,15 +135,12 @@ class Evaluate(Measurement):
         return f"{self.endpoint_model or model or 'its model'} at {self.endpoint}"
 
     def columns(self, session: Session) -> dict[str, Any]:
-        data = session.get(Dataset, self.dataset_id) if self.dataset_id else None
-        suite = suite_of(data)
         return {
             "base_id": self.base_id or None,
             "checkpoint_id": self.checkpoint_id or None,
             "config": self.to_json(),
             "matrix_id": self.matrix_id or None,
-            "suite": suite,
-            "questions": (suite_title(suite) or data.name if data else suite_title(suite))[:200],
+            **self.question_columns(session),
             "temperature": self.temperature,
             "top_p": self.top_p,
             "tree": trees.drafting_text(self.drafting),
@@ -142,8 +150,7 @@ class Evaluate(Measurement):
     def need(self, session: Session) -> Need:
         """Every question twice, plain and with the draft; a step reads the weights once. For a server: tokens, of which
         c concurrent requests are assumed to give √c times as many per second."""
-        turns = sizes.turns(sizes.require_row(session, Dataset, self.dataset_id)) if self.dataset_id else 1.0
-        tokens = sizes.questions(session, self.dataset_id, self.limit) * turns * self.max_tokens
+        tokens = self.tokens_of_questions(session)
         if self.endpoint:
             loads = sum(max(1, ROUNDS * load / self.limit) / load**0.5 for load in self.concurrency)
             return Need(work=tokens * (1 + loads) * (2 if self.plain_model or self.plain_endpoint else 1), disk=1e5)

@@ -11,12 +11,10 @@ from speculoos.settings import Settings
 from tracking import queries
 from tracking.tables import Base, Evaluation
 from workers.jobs import sizes
-from workers.jobs.evaluate import MAX_NUMBER, STEPS_PER_TOKEN, Measurement, suite_of
+from workers.jobs.evaluate import MAX_NUMBER, STEPS_PER_TOKEN, Measurement
 from workers.jobs.request import Namer, Need
 from workers.jobs.serve import engine_command, not_installed
 from workers.jobs.words import Operand, changed_options, option
-
-COMMON = ("float32", "bfloat16")
 
 
 class Prove(Measurement):
@@ -49,17 +47,12 @@ class Prove(Measurement):
         return f"{super().default_name(session)} in {find_engine(self.engine).title}"
 
     def columns(self, session: Session) -> dict:
-        data = queries.find_dataset(session, self.dataset_id) if self.dataset_id else None
-        suite = suite_of(data)
-        questions = data.name if data else ""
         rows = {"base_id": self.base_id, "checkpoint_id": self.checkpoint_id, "config": self.to_json()}
-        return {**rows, "suite": suite, "questions": questions, "temperature": 0.0, "top_p": 1.0, "source": self.engine}
+        return {**rows, **self.question_columns(session), "temperature": 0.0, "top_p": 1.0, "source": self.engine}
 
     def need(self, session: Session) -> Need:
         """Every question with and without the draft, here and there."""
-        turns = sizes.turns(queries.find_dataset(session, self.dataset_id)) if self.dataset_id else 1.0
-        tokens = sizes.questions(session, self.dataset_id, self.limit) * turns * self.max_tokens
-        need = self.decoding_need(session, 2 * tokens * STEPS_PER_TOKEN)
+        need = self.decoding_need(session, 2 * self.tokens_of_questions(session) * STEPS_PER_TOKEN)
         base = sizes.require_row(session, Base, self.base_id)
         return Need(work=need.work, disk=sizes.weights_bytes(base), memory=need.memory + 2e9)
 

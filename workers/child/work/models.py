@@ -14,7 +14,7 @@ from models.card import make_card
 from models.fetch import CARD, fetch_base
 from speculoos.files import new_folder, write_json
 from tracking import queries
-from tracking.evaluations import measured_loads, measurements
+from tracking.evaluations import card_figures
 from tracking.tables import Base, Checkpoint
 from workers.child.context import JobContext
 from workers.jobs.requests import Export, FetchModel, ImportDraft, Quantize
@@ -94,8 +94,7 @@ def run_export(request: Export, context: JobContext) -> dict[str, Any]:
         name = archive.archive_name(base_row.name, row.name).removesuffix(".zip")
         zipped = temporary / f"{name}-{request.format}.zip"
         with context.session() as session:
-            evaluations = queries.evaluations(session, row.id)
-            facts = CardFacts.of(base_row, row.name, measurements(evaluations), measured_loads(evaluations))
+            facts = CardFacts.of(base_row, row.name, **card_figures(queries.evaluations(session, row.id)))
         report = build_export(row.path, base, request.format, zipped, context, facts)
         stored = store_export(zipped, folder / f"{request.format}.zip", source, report.to_json())
     finally:

@@ -24,7 +24,7 @@ from speculoos.reporting import check_stop
 from speculoos.servers import variable_of
 from speculoos.settings import secret_file
 from tracking import queries
-from tracking.evaluations import measured_loads, measurements
+from tracking.evaluations import card_figures
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Job
 from workers.child.context import JobContext
@@ -201,8 +201,7 @@ def _write_draft(
     form = request.its_engine.format_of(row.method, request.precision)
     target = folder / "draft"
     with context.session() as session:
-        evaluations = queries.evaluations(session, row.id)
-        facts = CardFacts.of(base_row, row.name, measurements(evaluations), measured_loads(evaluations))
+        facts = CardFacts.of(base_row, row.name, **card_figures(queries.evaluations(session, row.id)))
     check_export(row.path, base_row.path, form)
     if not target.exists():  # an earlier attempt may have written it
         show(context, "Exports the draft.")
