@@ -2,8 +2,8 @@
 
     python -m benchmarks.served_heads --llamacpp PYTHON --vllm PYTHON --questions FILE --json FILE
 
-Every method and format that vLLM 0.32 and llama.cpp load, in fp32 in vLLM and with base models in F32 and F16 in
-llama.cpp; greedy, chains of three draft tokens. EAGLE-3 is the starter's head, the other drafts are trained for
+Every method and format that vLLM 0.32 and llama.cpp load, with the base model in fp32, and in llama.cpp also in F16;
+greedy, chains of three draft tokens. EAGLE-3 is the starter's head, the other drafts are trained for
 --minutes each on the starter's answers to the built-in prompts. Wanted: acceptance at every position within 0.02 of
 ours, and texts equal to those of the same server without the draft. A draft that fails is reported, and the others go
 on. --folder keeps drafts, exports and the servers' log; drafts that are already there are used again.
@@ -44,14 +44,11 @@ from training.loop import train
 TOKENS = 3
 ALLOWED = 0.02
 """Allowed difference of an acceptance rate."""
+GGUF = tuple((method, form) for method in ("eagle3", "draft") for form in ("gguf", "gguf-f16", "gguf-q8_0"))
 SERVED = (
     ("vllm", "float32", (("eagle", "vllm"), ("eagle3", "vllm"), ("medusa", "vllm"), ("draft", "huggingface"))),
-    ("llamacpp", "float32", (("eagle3", "gguf"), ("draft", "gguf"))),
-    (
-        "llamacpp",
-        "auto",
-        (("eagle3", "gguf-f16"), ("eagle3", "gguf-q8_0"), ("draft", "gguf-f16"), ("draft", "gguf-q8_0")),
-    ),
+    ("llamacpp", "float32", GGUF),
+    ("llamacpp", "auto", tuple((method, form) for method, form in GGUF if form != "gguf")),
 )
 """(engine, precision of the base model, ((method, format of the draft), …))"""
 RECIPES = {

@@ -121,9 +121,13 @@ def _llamacpp(launch: LaunchOptions) -> list[str]:
     words = ["-m", str(launch.base), "--alias", launch.model, "--host", "127.0.0.1", "--port", str(launch.port)]
     words += ["-c", str(launch.context * PARALLEL), "-np", str(PARALLEL), "--metrics"]
     words += ["-ngl", "999"] if launch.gpus else []
+    exact = launch.precision == "float32"
+    # its flash attention and its cache compute in float16, which can change a text where two tokens are almost equal
+    words += ["--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32"] if exact else []
     if launch.draft:
         kind = "draft-eagle3" if launch.method == "eagle3" else "draft-simple"
         words += ["--model-draft", str(launch.draft), "--spec-type", kind, "--spec-draft-n-max", str(launch.tokens)]
+        words += ["--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"] if exact else []
     return words
 
 

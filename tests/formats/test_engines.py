@@ -78,3 +78,10 @@ def test_the_request_reads_the_key_from_its_file(tmp_path):
     command = request_command("http://127.0.0.1:8100/v1", "it's", tmp_path / "a b")
     assert f"$(cat '{tmp_path / 'a b'}')" in command
     assert "http://127.0.0.1:8100/v1/chat/completions" in command
+
+
+def test_llamacpp_computes_everything_in_float32_on_request(tmp_path):
+    exact = " ".join(ENGINES["llamacpp"].arguments(launch(tmp_path, precision="float32")))
+    assert "--flash-attn off --cache-type-k f32 --cache-type-v f32" in exact
+    assert "--spec-draft-type-k f32 --spec-draft-type-v f32" in exact
+    assert "f32" not in " ".join(ENGINES["llamacpp"].arguments(launch(tmp_path)))
