@@ -71,7 +71,8 @@ class LiveRuns:
             run = runs.get_run(session, run_id)
             if run.state == "QUEUED" or (run.state == "RUNNING" and ticket is None):
                 return runs.cancel_run(session, run_id)
-            return run.state not in runs.ENDED
+            dropped = ticket is not None and run.state == "CANCELLED"  # by the prompt queue's thread, just now
+            return dropped or run.state not in runs.ENDED
 
     def close(self) -> None:
         """Stop the responses of servers. Call it after the engine's."""

@@ -123,6 +123,30 @@ def test_a_waiting_run_is_cancelled_at_once_and_never_starts(served: Served) -> 
     assert steps(served, run_id) == []
 
 
+def test_a_run_is_cancelled_while_its_prompt_is_prepared(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt queue's thread stores the end before `cancel` reads the row."""
+    prepared, cancelled, run_id = threading.Event(), threading.Event(), make_run(served)
+    render, cancel = served.engine.prompts.render, Ticket.cancel
+
+    def slow_render(*arguments: Any) -> list[int]:
+        prepared.set()
+        assert cancelled.wait(60)
+        return render(*arguments)
+
+    def late_cancel(ticket: Ticket) -> bool:
+        cancelled.set()
+        until(lambda: look(served, run_id).state == "CANCELLED")
+        return cancel(ticket)
+
+    monkeypatch.setattr(served.engine.prompts, "render", slow_render)
+    monkeypatch.setattr(Ticket, "cancel", late_cancel)
+    post(served, run_id)
+    assert prepared.wait(60)
+    assert post(served, f"{run_id}/cancel").json()["cancelled"] is True
+    served.wait_idle()
+    assert look(served, run_id).state == "CANCELLED" and steps(served, run_id) == []
+
+
 def test_posting_a_run_twice_generates_it_once(served: Served) -> None:
     run_id = make_run(served, "cycle", max_tokens=300)
     answers = [post(served, run_id) for _ in range(2)]
