@@ -50,7 +50,7 @@ def build(settings: Settings) -> None:
 
     def opened(request: gr.Request) -> list[Any]:
         with reading(settings) as session:
-            values = {"model": served.default_model(session)}
+            values = {"model": served.default_model(session), "engine": served.default_engine(settings)}
             return form.fill(dict(request.query_params), values, {"model": model_choices(session)})
 
     on_load(opened, form.outputs)
@@ -61,7 +61,7 @@ def _form(settings: Settings) -> JobForm:
     with gr.Row():
         model = dropdown([], label=t("Model"), elem_id="servers-model")
         engines = [(engine.title, engine.name) for engine in ENGINES.values()]
-        engine = dropdown(engines, value=options["engine"].default, label=t("Server"), elem_id="servers-engine")
+        engine = dropdown(engines, label=t("Server"), elem_id="servers-engine")
         tokens = setting_control(options["tokens"], "servers-tokens")
     with closed_accordion(t("More settings"), elem_id="servers-more"):
         more = setting_rows((o for name, o in options.items() if name not in MAIN), lambda name: f"servers-{name}")

@@ -118,3 +118,9 @@ def default_model(session: Session) -> str:
     """The latest draft, in the form; otherwise the first base model."""
     drafts = [row for row in queries.checkpoints(session) if row.state == "ready"]
     return f"{drafts[0].base_id}{PAIR}{drafts[0].id}" if drafts else ""
+
+
+def default_engine(settings: Settings) -> str:
+    """The first installed engine, in the form; without any, the one that `Serve` starts by default."""
+    installed = (name for name, engine in ENGINES.items() if any(engine_command(settings.current(), engine)))
+    return next(installed, Serve.options()["engine"].default)
