@@ -72,8 +72,6 @@ def server(
         base = folder / f"base-{FILE_TYPES[precision]}.gguf"
         if not base.exists():
             write_base(starter_path(), base, FILE_TYPES[precision])
-    # vLLM would leave one core to its HTTP server
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     key = os.environ.setdefault(KEY, f"sk-{secrets.token_hex(32)}")
     launch = LaunchOptions(base, "starter", 0, key, folder, precision=precision, **draft)
     command = python_command(engine, python, ())

@@ -1,6 +1,7 @@
 """The servers that jobs start: which files each reads, its command, and the package that contains it. No torch."""
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ PARALLEL = 4
 """Concurrent requests of llama.cpp, which divides its context among them."""
 CPU_CACHE_GB = 2
 """Size of vLLM's KV cache on a CPU."""
+FEW_CORES = 4
+"""Up to this many cores, vLLM computes on all of them."""
 GPU_SHARE = 0.85
 """Fraction of a GPU's memory that servers may use."""
 KEY_FILE = "key.yaml"
@@ -97,6 +100,8 @@ def _vllm(launch: LaunchOptions) -> list[str]:
 
 def _vllm_environment(launch: LaunchOptions) -> dict[str, str]:
     cpu = {} if launch.gpus else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GB)}
+    if not launch.gpus and len(os.sched_getaffinity(0)) <= FEW_CORES:
+        cpu["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"  # it would leave one to its scheduler: of two cores, half the speed
     return {"VLLM_API_KEY": launch.key, "VLLM_NO_USAGE_STATS": "1", **cpu}
 
 

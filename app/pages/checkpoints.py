@@ -15,6 +15,7 @@ from app.views import checkpoint_rows, export_rows, manage
 from app.views.choices import data_words
 from app.views.draft_form import AddDraft
 from app.views.job_forms import JobForm
+from app.views.served import default_engine
 from app.views.tree_view import TreeForm, base_of, tuning_part
 from app.widgets.bulk import Action
 from app.widgets.downloads import export_list, pressed
@@ -77,10 +78,10 @@ class CheckpointPanel:
                     options, engines = Prove.options(), [(each.title, each.name) for each in ENGINES.values()]
                     with gr.Row():
                         label = t("Server")
-                        engine = dropdown(engines, value=engines[0][1], label=label, elem_id="checkpoint-engine")
+                        self.engine = dropdown(engines, label=label, elem_id="checkpoint-engine")
                         limit = setting_control(options["limit"], "checkpoint-prove-limit")
                         tokens = setting_control(options["max_tokens"], "checkpoint-prove-tokens")
-                    fields = {"checkpoint_id": chosen, "engine": engine, "limit": limit, "max_tokens": tokens}
+                    fields = {"checkpoint_id": chosen, "engine": self.engine, "limit": limit, "max_tokens": tokens}
                     prove = partial(prove_request, settings)
                     JobForm(settings, "checkpoint-prove", t("Compare with a server"), fields, prove)
                 with gr.Column(visible=False) as self.replay:
@@ -92,7 +93,7 @@ class CheckpointPanel:
             with gr.Tab(t("Settings"), elem_id="checkpoint-tab-settings"):
                 config = block(elem_id="checkpoint-settings")
         self.live = [head, links, exports, evaluations, config, measured, *self.tree.live]
-        self.outputs = [message, self.replay, self.data, *self.tree.outputs]
+        self.outputs = [message, self.engine, self.replay, self.data, *self.tree.outputs]
         exports.make(self._make, chosen, [message, exports], **QUIET)
 
     def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
@@ -109,7 +110,7 @@ class CheckpointPanel:
     def view(self, session: Session, row: Checkpoint | None, query: dict[str, str]) -> list[Any]:
         sets = recorded(session, row) if row and row.state == "ready" else []
         data = gr.Dropdown(sets, value=sets[0][1] if sets else None)
-        return ["", gr.Column(visible=bool(sets)), data, *self.tree.view(row)]
+        return ["", default_engine(self.settings), gr.Column(visible=bool(sets)), data, *self.tree.view(row)]
 
     @show_errors(gr.skip())
     def _make(self, checkpoint_id: str, event: gr.EventData) -> tuple[str, Any]:

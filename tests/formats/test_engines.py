@@ -1,6 +1,7 @@
 """Commands of the servers that jobs start."""
 
 import json
+import os
 
 import pytest
 
@@ -85,3 +86,10 @@ def test_llamacpp_computes_everything_in_float32_on_request(tmp_path):
     assert "--flash-attn off --cache-type-k f32 --cache-type-v f32" in exact
     assert "--spec-draft-type-k f32 --spec-draft-type-v f32" in exact
     assert "f32" not in " ".join(ENGINES["llamacpp"].arguments(launch(tmp_path)))
+
+
+@pytest.mark.parametrize(("cores", "reserved"), [(2, "0"), (16, None)])
+def test_vllm_computes_on_all_of_few_cores(cores, reserved, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(cores)})
+    environment = ENGINES["vllm"].environment(launch(tmp_path))
+    assert environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU") == reserved
