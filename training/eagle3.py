@@ -69,6 +69,9 @@ class Eagle3Method(nn.Module):
                 feature_rms=feature_rms(base, config.aux_layers, conversations),
                 aux_layers=config.aux_layers,
                 norm_before_residual=config.norm_before_residual,
+                norm_before_fc=config.norm_before_fc,
+                fc_norm=config.fc_norm,
+                norm_output=config.norm_output,
             )
         self.draft.float()
         self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it

@@ -220,10 +220,14 @@ def test_eagle_noise_is_bounded_and_repeats(base, batch):
 
 
 @pytest.mark.parametrize(
-    ("family", "vocabulary", "answers"),
-    [*((name, "all", 1) for name in FAMILIES), ("llama", "some", 2), ("phi", "some", 1)],
+    ("family", "vocabulary", "answers", "norms"),
+    [
+        *((name, "all", 1, ()) for name in FAMILIES),
+        ("llama", "some", 2, ("fc_norm", "norm_output")),
+        ("phi", "some", 1, ("norm_before_fc",)),
+    ],
 )
-def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabulary, answers):
+def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabulary, answers, norms):
     base = base_of(family)
     config = train_config(method="eagle3", ttt_steps=3)
     ids = None if vocabulary == "all" else torch.arange(0, base.vocab_size, 2)
@@ -232,7 +236,7 @@ def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabula
         for row, tokens in enumerate(batch.mask):
             start = int(tokens.int().argmax()) + 4 + row
             batch.mask[row, start : start + 3] = False
-    method = stirred(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids)))
+    method = stirred(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids, **dict.fromkeys(norms, True))))
     features = method.features(batch)
     hidden, aux = base.forward_hidden(batch.input_ids, layers=method.draft.layers_wanted)
     theirs = base.model(batch.input_ids).logits

@@ -32,6 +32,8 @@ def test_unrolled_steps_take_memory_linear_in_the_length() -> None:
         ("medusa", {"medusa_tie_lm_head": True}),
         ("eagle", {}),
         ("eagle3", {"ttt_steps": 4}),
+        ("eagle3", {"fc_norm": True, "norm_output": True}),
+        ("eagle3", {"norm_before_fc": True, "norm_output": True}),
         ("draft", {}),
         ("draft", {"gradient_checkpointing": True, "draft_loss": "ce"}),
     ],

@@ -86,6 +86,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "other activation": (said(small(), hidden_act="gelu"), "hidden_act 'gelu'"),
     "quantized": (said(small(), quantization_config={"quant_method": "fp8"}), "quantization_config"),
     "no number": (said(small(), num_attention_heads="four"), "num_attention_heads: expected a whole number"),
+    "two norms": (writers.eagle3(each=True, joined=True), "input_norm and fc_norm are both present"),
     "norm promised": (said(small(), fc_norm=True), "fc_norm is true and its tensors are missing"),
     "parallel": (said(small(), eagle_config={"parallel_draft_step": 4}), "parallel_draft_step 4"),
     "no features": (said(small(), eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
