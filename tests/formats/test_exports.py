@@ -124,6 +124,14 @@ def test_a_refusal_says_what_stands_in_the_way(kind, name, word, base, checkpoin
     assert word in reasons[name]
 
 
+def test_the_readme_says_which_servers_read_the_norms(base, checkpoint, tmp_path):
+    build_export(checkpoint("eagle3-each-norm"), base, "trtllm", tmp_path / "out")
+    assert (
+        "The draft has `fc_norm`, which TensorRT-LLM reads since June 2026." in (tmp_path / "out/README.md").read_text()
+    )
+    assert config_of(tmp_path / "out")["fc_norm"] is True
+
+
 def test_a_setting_that_no_server_knows_is_refused_by_name(base, checkpoint):
     """A later version of a network must not be exported by rules that do not know it."""
     from models.checkpoints import update_draft_config
