@@ -10,7 +10,8 @@ from models.methods import METHODS, trees
 from speculoos.errors import BadInput, NotFound
 from tracking import queries
 
-LOOKUP = "ngram"  # the drafter without a checkpoint: prompt lookup
+LOOKUP, OWN_LAYERS = trees.NGRAM, trees.MTP
+"""Drafters without a checkpoint: prompt lookup, and the model's own multi-token prediction layer."""
 EXACT, TYPICAL = "exact", "typical"
 SAMPLING = ("max_tokens", "temperature", "seed", "top_p", "top_k")
 NON_TREE_OPTIONS = ("drafter", "acceptance", "probabilities")  # the other speculation options are the tree's
@@ -70,6 +71,8 @@ def check(session: Session, options: TurnOptions, model: str, drafter: str) -> N
     tree = trees.parse(options.tree)
     if drafter == LOOKUP:
         name, method, takes = "prompt lookup", LOOKUP, ("depth", "width", "max_ngram", "min_ngram")
+    elif drafter == OWN_LAYERS:
+        name, method, takes = OWN_LAYERS, OWN_LAYERS, ("tree", "depth", "top_k", "nodes", "sample")
     else:
         _, checkpoint = queries.find_model(session, model)
         if checkpoint is None or checkpoint.method not in METHODS:

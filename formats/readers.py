@@ -232,10 +232,12 @@ eagle3_modelopt = eagle3_sglang
 
 
 def eagle3_trtllm(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
-    """Outputs of the layers in the YAML. d2t is a parameter only if draft_vocab_size differs from vocab_size."""
+    """Outputs of the layers in the YAML. d2t is a parameter only if draft_vocab_size differs from vocab_size. Of the
+    options of EAGLE-3.1, `norm_before_fc` is read in eagle_config."""
     config, weights = _open(folder)
+    config["norm_before_fc"] = config["eagle_config"].get("norm_before_fc")
     ids = tuple(layer + 1 for layer in sorted(checkpoint.aux_layers))
-    return LlamaDraft(config, weights, ids, _targets(config, weights), False)
+    return LlamaDraft(config, weights, ids, _targets(config, weights), False, eagle31=True)
 
 
 def _open(folder: Path) -> tuple[dict[str, Any], Weights]:

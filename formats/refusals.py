@@ -23,7 +23,9 @@ EAGLE = frozenset(
     }
 )
 EAGLE3 = EAGLE | {"draft_vocab_size", "aux_layers", "norm_before_residual"}
-EAGLE31 = EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output", "own_embeddings"}
+NORMS = frozenset({"norm_before_fc", "fc_norm", "norm_output"})
+"""Options of EAGLE-3.1."""
+EAGLE31 = EAGLE3 | NORMS
 MEDUSA = frozenset(
     {"hidden_size", "vocab_size", "medusa_num_heads", "medusa_num_layers", "medusa_tie_lm_head", "draft_vocab_size"}
 )
@@ -106,6 +108,21 @@ def residual_before_norm(server: str, checkpoint: CheckpointFiles) -> str:
     )
 
 
+def norms_read(*keys: str) -> Refusal:
+    """EAGLE-3.1: of its options the server reads only `keys`."""
+
+    def reason(server: str, checkpoint: CheckpointFiles) -> str:
+        for key in sorted(NORMS - {*keys}):
+            if checkpoint.config.get(key):
+                return (
+                    f"The draft was trained with {key}, which {server} does not read; vLLM, speculators, SGLang and "
+                    f"TensorRT-LLM do. Train with {key}=false."
+                )
+        return ""
+
+    return reason
+
+
 def plain_eagle(server: str, checkpoint: CheckpointFiles) -> str:
     """EAGLE-1 as in the reference: no norm before the first layer or after the last, and an lm_head without bias."""
     for key, name in (
@@ -173,7 +190,7 @@ def _base_tokenizer(checkpoint: CheckpointFiles) -> str:
     return f"The base model: {reason}" if reason else ""
 
 
-REFERENCE_EAGLE3 = (residual_before_norm, ascending_layers, one_layer, known_only(EAGLE3))
-"""EAGLE-3 as in the EAGLE repository."""
+REFERENCE_EAGLE3 = (residual_before_norm, ascending_layers, one_layer)
+"""EAGLE-3 as in the EAGLE repository; each server adds the config keys that it reads."""
 REFERENCE_MEDUSA = (residual_blocks, whole_vocabulary, unbiased_shared_head, known_only(MEDUSA))
 """Medusa heads as in the Medusa repository."""

@@ -25,9 +25,9 @@ from formats.refusals import (
     gguf_model,
     known_only,
     llama_layers,
+    norms_read,
     one_layer,
     plain_eagle,
-    residual_before_norm,
     three_layers,
 )
 
@@ -110,7 +110,9 @@ VLLM = Format(
     title="vLLM",
     layouts={
         "eagle": Layout("vLLM 0.29 to 0.33", (plain_eagle, known_only(EAGLE | {"own_embeddings"}))),
-        "eagle3": Layout("vLLM 0.29 to 0.33", (ascending_layers, known_only(EAGLE31 | {"target_hidden_size"}))),
+        "eagle3": Layout(
+            "vLLM 0.29 to 0.33", (ascending_layers, known_only(EAGLE31 | {"own_embeddings", "target_hidden_size"}))
+        ),
         "medusa": Layout("vLLM 0.29 to 0.32 (0.33 removed Medusa)", REFERENCE_MEDUSA),
     },
     serve=serve.vllm,
@@ -128,7 +130,10 @@ SPECULATORS = Format(
     name="speculators",
     title="speculators",
     layouts={
-        "eagle3": Layout("speculators 0.9, vLLM 0.29 to 0.33", (three_layers, ascending_layers, known_only(EAGLE31)))
+        "eagle3": Layout(
+            "speculators 0.9, vLLM 0.29 to 0.33",
+            (three_layers, ascending_layers, known_only(EAGLE31 | {"own_embeddings"})),
+        )
     },
     serve=serve.speculators,
     unsupported={
@@ -147,15 +152,7 @@ SGLANG = Format(
     title="SGLang",
     layouts={
         "eagle": Layout("SGLang 0.5", (plain_eagle, known_only(EAGLE | {"fc_bias"}))),
-        "eagle3": Layout(
-            "SGLang 0.5",
-            (
-                residual_before_norm,
-                one_layer,
-                ascending_layers,
-                known_only(EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output"}),
-            ),
-        ),
+        "eagle3": Layout("SGLang 0.5", (*REFERENCE_EAGLE3, known_only(EAGLE31))),
     },
     serve=serve.sglang,
     unsupported={
@@ -172,7 +169,7 @@ TRTLLM = Format(
     name="trtllm",
     title="TensorRT-LLM",
     layouts={
-        "eagle3": Layout("TensorRT-LLM 1.2 and later (PyTorch backend)", REFERENCE_EAGLE3),
+        "eagle3": Layout("TensorRT-LLM 1.2 and later (PyTorch backend)", (*REFERENCE_EAGLE3, known_only(EAGLE31))),
         "medusa": Layout("TensorRT-LLM up to 1.2 (its engines were removed after that)", REFERENCE_MEDUSA),
     },
     serve=serve.trtllm,
@@ -206,7 +203,10 @@ MODELOPT = Format(
     name="modelopt",
     title="ModelOpt",
     layouts={
-        "eagle3": Layout("nvidia-modelopt 0.47; servers that read its exports (TensorRT-LLM, SGLang)", REFERENCE_EAGLE3)
+        "eagle3": Layout(
+            "nvidia-modelopt 0.47; servers that read its exports (TensorRT-LLM, SGLang)",
+            (*REFERENCE_EAGLE3, norms_read(), known_only(EAGLE3)),
+        )
     },
     serve=serve.modelopt,
     unsupported={
@@ -240,6 +240,7 @@ GGUF = Format(
                 three_layers,
                 one_layer,
                 ascending_layers,
+                norms_read("norm_before_fc"),
                 known_only(EAGLE3 | {"own_embeddings", "target_hidden_size", "norm_before_fc"}),
                 gguf_base,
             ),

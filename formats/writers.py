@@ -87,8 +87,11 @@ def eagle3_sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> E
 
 
 def eagle3_trtllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
-    """The server reads layers from its YAML; other programs read the same ids of outputs. It has no t2d."""
-    config = _eagle3_config(checkpoint, "EAGLE3LlamaForCausalLM", _layer_ids(checkpoint, 0))
+    """The server reads layers from its YAML; other programs read the same ids of outputs. It has no t2d. Unlike other
+    servers it reads `norm_before_fc` in eagle_config only."""
+    config = _eagle3_config(checkpoint, "EAGLE3LlamaForCausalLM", _layer_ids(checkpoint, 0)) | _norms(checkpoint)
+    config["eagle_config"]["norm_before_fc"] = config.pop("norm_before_fc")
+    del config["norm_before_residual"]
     return ExportPlan(_eagle3_tensors(checkpoint, "d2t"), config)
 
 
@@ -219,7 +222,7 @@ def _eagle3_tensors(checkpoint: CheckpointFiles, *maps: str) -> list[TensorSourc
 
 
 def _norms(checkpoint: CheckpointFiles) -> dict[str, bool]:
-    """Options of EAGLE-3.1. vLLM and speculators read all of them, SGLang all but the first."""
+    """Options of EAGLE-3.1. vLLM and speculators read all of them, SGLang and TensorRT-LLM all but the first."""
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: bool(checkpoint.config.get(name)) for name in names}
 

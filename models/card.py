@@ -10,6 +10,7 @@ from models import identity
 from models.damage import UNSAVED, weights_sum
 from models.families import unsupported_reason
 from models.methods import METHODS
+from models.mtp import mtp_layers, mtp_reason, mtp_tensors
 from models.quantization import count_parameters, describe, method_of
 from models.untrusted import check_sizes, read_safe_config
 from speculoos.checksums import ChecksumCache, file_sha256
@@ -27,7 +28,9 @@ def make_card(folder: str | Path, *, licence: str = "", cache: ChecksumCache = U
     text = config.get("text_config") or config
     entries = identity.tensors(folder)
     check_sizes(folder, config, entries)
-    parameters = count_parameters(entries, config)
+    names = [entry.name for entry in entries]
+    mtp = {*mtp_tensors(config, names)}  # not loaded with the model
+    parameters = count_parameters([entry for entry in entries if entry.name not in mtp], config)
     template = identity.chat_template(folder)
     return {
         "architecture": (config.get("architectures") or [""])[0],
@@ -52,6 +55,7 @@ def make_card(folder: str | Path, *, licence: str = "", cache: ChecksumCache = U
         "files": {path.name: file_sha256(path) for path in identity.read_files(folder)},
         "memory": memory_needed(parameters, text),
         "methods": unsupported_reasons(config),
+        "mtp": {"layers": layers, "reason": mtp_reason(config)} if (layers := mtp_layers(config, names)) else {},
     }
 
 

@@ -4,8 +4,10 @@ Offsets: at position t it reads the fused feature of t and token t+1 and predict
 output at t replaces the fused feature of t+1. It has its own head over a draft vocabulary: draft id i is token
 i + d2t[i] of the base; t2d marks the tokens in it. Embeddings are the base's, frozen and not stored.
 
-Imported drafts may also have their own embeddings (and then another width than the base), biases, more layers, and
-EAGLE-3.1's norms: before `fc`, of all fused features together or of each, and of the output used as the next feature.
+EAGLE-3.1 (arXiv:2605.09992) adds norms: before `fc`, of all fused features together (`norm_before_fc`) or of each
+layer's (`fc_norm`), and of the output that is the next feature (`norm_output`).
+
+Imported drafts may also have their own embeddings (and then another width than the base), biases, and more layers.
 `norm_features_twice`: the embedding norm is applied to the features too, before their own norm, as in nvidia-modelopt
 since 0.41."""
 
@@ -36,20 +38,20 @@ first loss is 20 nats instead of 10, which slows training (docs/log.md)."""
 
 @dataclass(frozen=True)
 class Eagle3Config(LayerConfig):
-    """Layer sizes, vocabulary and which base layers (0-based outputs) are fused. Fields after `norm_before_residual`
-    are for imported drafts only; `target_hidden_size` 0: the base has the hidden size of the draft."""
+    """Layer sizes, vocabulary and which base layers (0-based outputs) are fused. Fields after `norm_output` are for
+    imported drafts only; `target_hidden_size` 0: the base has the hidden size of the draft."""
 
     vocab_size: int = 0
     draft_vocab_size: int = 0
     aux_layers: tuple[int, ...] = ()
     norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
     eagle_num_layers: int = 1
     target_hidden_size: int = 0
     fc_bias: bool = False
     own_embeddings: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
     norm_features_twice: bool = False
     lm_head_bias: bool = False
 

@@ -11,7 +11,9 @@ step j reads its own step j−1 output at t and token t+1+j and is trained on p[
 
 Step j counts at t when tokens t+1 … t+2+j are in one answer and the base's top token after t+1+j is in the draft
 vocabulary. Loss: Σ_j ttt_decay^j · (Σ −Σ p log q) / count_j, p restricted to the draft vocabulary and renormalized.
-(The reference implementation divides by all positions instead of the counted ones.)
+(The reference implementation divides by all positions instead of the counted ones.) `ttt_loss` chooses another distance
+than −Σ p log q; with dpace, each position has a weight from the draft's confidence in the data's tokens
+(`training.losses.dpace_weights`) in place of ttt_decay^j.
 """
 
 from collections.abc import Sequence
@@ -29,7 +31,7 @@ from models.runtime.argmax import argmax
 from speculoos.errors import BadInput
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
 from training.eagle import next_tokens, unrolled_hits
-from training.losses import unrolled_loss
+from training.losses import dpace_weights, label_losses, unrolled_loss
 from training.medusa import medusa_labels
 from training.method import Outcome, PaddedStates, RequiredStates, forward_states
 
@@ -53,7 +55,9 @@ class Eagle3Method(nn.Module):
         self._base = (base,)
         self.start_note = ""
         self.steps = config.ttt_steps
-        self.weights = [config.ttt_decay**j for j in range(self.steps)]
+        self.dpace_alpha = config.dpace_alpha if config.ttt_loss == "dpace" else 0.0
+        self.kind = "ce" if self.dpace_alpha else config.ttt_loss
+        self.weights = [1.0 if self.dpace_alpha else config.ttt_decay**j for j in range(self.steps)]
         if invalid := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
             raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {invalid[0]}.")
         if draft:
@@ -69,6 +73,9 @@ class Eagle3Method(nn.Module):
                 feature_rms=feature_rms(base, config.aux_layers, conversations),
                 aux_layers=config.aux_layers,
                 norm_before_residual=config.norm_before_residual,
+                norm_before_fc=config.norm_before_fc,
+                fc_norm=config.fc_norm,
+                norm_output=config.norm_output,
             )
         self.draft.float()
         self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it
@@ -113,22 +120,32 @@ class Eagle3Method(nn.Module):
         targets, inverse = torch.cat(target_indices).unique(return_inverse=True)
         x, scale = torch.cat(outputs), torch.ones(self.steps, device=row.device) if scale is None else scale
         del outputs
+        x, head = self.draft.lm_head_input(x), self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias)
+        counted = torch.stack(counted_by_step, 1)
         loss, loss_sums, step_hits = unrolled_loss(
-            self.draft.lm_head_input(x),
-            self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias),
+            x,
+            head,
             hidden.flatten(0, 1)[targets],
             self._head,
             list(inverse.split([len(indices) for indices in target_indices])),
             scale,
+            self.kind,
+            self._dpace_weights(x, head, labels, counted) if self.dpace_alpha else None,
         )
-        hits = torch.zeros_like(labels, dtype=torch.bool)
-        for j, counted in enumerate(counted_by_step):
-            hits[counted, j] = step_hits[j]
+        hits = torch.zeros_like(counted)
+        hits.T[counted.T] = torch.cat(step_hits)
         return Outcome(loss, loss_sums, hits, labels >= 0)
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
         return unrolled_hits(self.draft, features, self._fused(features), self.steps, self.draft.logits)
+
+    def _dpace_weights(self, x: Tensor, head: Head, labels: Tensor, counted: Tensor) -> Tensor:
+        """Weights of the rows of x, which are the `counted` positions [N, steps] of one step after the other."""
+        columns = torch.where(labels >= 0, self.draft.to_draft(labels.clamp(min=0)), -100)
+        losses = torch.full(counted.shape, torch.inf, device=x.device)
+        losses.T[counted.T] = label_losses(x, head, columns.T[counted.T])
+        return dpace_weights(losses, counted, self.dpace_alpha).T[counted.T]
 
     def _fused(self, features: dict[str, Tensor]) -> Tensor:
         return self.draft.fuse(features["hidden"], (features["aux"].float(),))

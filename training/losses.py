@@ -25,10 +25,13 @@ from models.runtime.linear import product
 BLOCK_FLOATS = 3 << 19  # logits per block on a CPU, so that they stay in its cache between two matrix products
 
 
-def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of head(x) [N, V] against labels [N], summed: (scalar, hits bool [N]); x [N, H]."""
+def hard_loss(x: Tensor, head: Head, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of head(x) [N, V] against labels [N], summed: (scalar, hits bool [N]); x [N, H]. `weights` [N] of
+    the rows, without gradient."""
     chunks = _chunks(len(x), head.weight)
-    parts = (_Part(0, rows, labels[rows], _label_loss, labels[rows]) for rows in chunks)
+    parts = (
+        _Part(0, rows, labels[rows], _label_loss, labels[rows], weigh=_weights_of(weights, rows)) for rows in chunks
+    )
     loss, _, hits = _ChunkedLoss.apply(x, head.weight, head.bias, head, parts, torch.ones(1, device=x.device))
     return loss, hits
 
@@ -36,7 +39,7 @@ def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:
 def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: str = "ce") -> tuple[Tensor, Tensor]:
     """Distance of q = softmax(head(x)) from p = softmax(target_head(target)), summed: (scalar, hits bool [N]). x [N,
     H], the head's weight [V, H]; target [N, H'], target_head's weight [V, H'] give p and take no gradient. kind: ce −Σ
-    p log q; kl Σ p (log p − log q); reverse_kl Σ q (log q − log p). A hit: the top token of p."""
+    p log q; kl Σ p (log p − log q); reverse_kl Σ q (log q − log p); tv Σ |p − q| / 2. A hit: the top token of p."""
 
     def parts() -> Iterator[_Part]:
         teacher_of = _Logits(target, target_head)
@@ -49,12 +52,19 @@ def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: st
 
 
 def unrolled_loss(
-    x: Tensor, head: Head, target: Tensor, target_head: Head, target_indices: list[Tensor], scale: Tensor
+    x: Tensor,
+    head: Head,
+    target: Tensor,
+    target_head: Head,
+    target_indices: list[Tensor],
+    scale: Tensor,
+    kind: str = "ce",
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Soft cross-entropy of several unrolled steps: (scalar Σ_j scale[j]·loss_sums[j], loss_sums [T] without gradient,
-    hits by step). x [Σ N_j, H] holds the rows of one step after the other, target_indices[j] [N_j] ascending indices
-    into the shared targets [S, H'], whose distributions are computed once; weights of head [V, H], target_head
-    [V, H']."""
+    """A distance of several unrolled steps: (scalar Σ_j scale[j]·loss_sums[j], loss_sums [T] without gradient, hits by
+    step). x [Σ N_j, H] holds the rows of one step after the other, target_indices[j] [N_j] ascending indices into the
+    shared targets [S, H'], whose logits are computed once; weights of head [V, H], target_head [V, H']. `kind` as in
+    `soft_loss`. `weights` [Σ N_j] of the rows, without gradient."""
     counts = [len(indices) for indices in target_indices]
     starts = [0, *accumulate(counts)]
 
@@ -62,20 +72,48 @@ def unrolled_loss(
         teacher_of = _Logits(target, target_head)
         for part in _chunks(len(target), head.weight):
             teacher = teacher_of(part)
-            top_ids, p = argmax(teacher), torch.softmax(teacher, -1, out=teacher)
+            top_ids, distance = argmax(teacher), DISTANCES[kind]
+            if kind == "ce":  # one softmax for all steps
+                torch.softmax(teacher, -1, out=teacher)
+                distance = _distribution_loss
             chunk_bounds = torch.tensor([part.start, part.stop], device=target.device)
             for j, indices in enumerate(target_indices):
                 first, last = torch.searchsorted(indices, chunk_bounds).tolist()
                 target_rows, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
-                yield _Part(j, rows, top_ids[target_rows], _distribution_loss, p, target_rows)
+                weigh = _weights_of(weights, rows)
+                yield _Part(j, rows, top_ids[target_rows], distance, teacher, target_rows, weigh)
 
     loss, loss_sums, hits = _ChunkedLoss.apply(x, head.weight, head.bias, head, parts(), scale)
     return loss, loss_sums, list(hits.split(counts))
 
 
+@torch.no_grad()
+def label_losses(x: Tensor, head: Head, labels: Tensor) -> Tensor:
+    """−log q[label] of each row [N], without gradient; infinite for labels of −100. x [N, H], labels [N]."""
+    logits_of, losses = _Logits(x, head), x.new_full((len(x),), torch.inf, dtype=torch.float32)
+    for rows in _chunks(len(x), head.weight):
+        losses[rows] = _in_blocks(_label_loss, logits_of(rows), labels[rows].clamp(min=0))
+    return losses.masked_fill_(labels < 0, torch.inf)
+
+
+@torch.no_grad()
+def dpace_weights(losses: Tensor, counted: Tensor, alpha: float) -> Tensor:
+    """Weights [N, D] of the positions of drafts with the cross-entropies `losses` [N, D] (D-PACE, arXiv:2605.18810):
+    the gradient of the expected accepted length. With the confidence c_j = (1 − α) exp(−loss_j) + α, the weight of
+    position j is Σ_{m ≥ j} c_1 ⋯ c_m. Positions that are not `counted` (bool [N, D]) are left out: c = 1, weight 0."""
+    confidence = torch.where(counted, (1 - alpha) * torch.exp(-losses) + alpha, 1.0)
+    reached = confidence.cumprod(1) * counted
+    return reached.flip(1).cumsum(1).flip(1) * counted
+
+
+def _weights_of(weights: Tensor | None, rows: slice) -> Callable[[Tensor], Tensor] | None:
+    """`weigh` of a part with these `weights` of all rows."""
+    return None if weights is None else lambda _losses: weights[rows]
+
+
 class _Part(NamedTuple):
     """Rows of x in one chunk, for loss term `term`: the target's top tokens `top_ids` [n], and the distance of the
-    rows' logits to `target`, or to its rows `target_rows`."""
+    rows' logits to `target`, or to its rows `target_rows`. `weigh` maps the rows' losses to their weights; None: 1."""
 
     term: int
     rows: slice
@@ -83,6 +121,7 @@ class _Part(NamedTuple):
     distance: Callable[[Tensor, Tensor], Tensor]
     target: Tensor
     target_rows: Tensor | None = None
+    weigh: Callable[[Tensor], Tensor] | None = None
 
 
 class _ChunkedLoss(Function):
@@ -98,9 +137,13 @@ class _ChunkedLoss(Function):
             logits = logits_of(part.rows)
             rule_slope = logit_rule_derivative(logits, head.rule)
             hits[part.rows] = _is_argmax(logits, part.top_ids)
-            loss_sums[part.term] += _in_blocks(part.distance, logits, part.target, part.target_rows).sum()
+            losses, row_scale = _in_blocks(part.distance, logits, part.target, part.target_rows), scale[part.term]
+            if part.weigh is not None:
+                weights = part.weigh(losses)
+                losses, row_scale = losses * weights, row_scale * weights[:, None]
+            loss_sums[part.term] += losses.sum()
             if grads.needed:
-                grads.add(part.rows, logits, rule_slope, scale[part.term])
+                grads.add(part.rows, logits, rule_slope, row_scale)
         ctx.gradients = (grads.x_grad, grads.weight_grad, grads.bias_grad)  # save_for_backward would copy them
         ctx.mark_non_differentiable(loss_sums, hits)
         return (loss_sums * scale).sum(), loss_sums, hits
@@ -186,10 +229,21 @@ def _reverse_kl(logits: Tensor, teacher: Tensor) -> Tensor:
     return loss
 
 
+def _total_variation(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Σ |p − q| / 2 = Σ_{q > p} (q − p), the probability that a sampled draft token is rejected; its derivative with
+    respect to the logits of q is q (1[q > p] − Σ_{q > p} q)."""
+    p, q = teacher.softmax(-1), torch.softmax(logits, -1, out=logits)
+    above = (q > p).to(q.dtype)
+    loss = p.sub_(q).clamp_(max=0).sum(-1).neg_()
+    q.mul_(above.sub_(torch.linalg.vecdot(q, above)[:, None]))
+    return loss
+
+
 DISTANCES = {
     "ce": lambda logits, teacher: _distribution_loss(logits, teacher.softmax(-1)),
     "kl": _kl,
     "reverse_kl": _reverse_kl,
+    "tv": _total_variation,
 }
 
 
@@ -205,7 +259,8 @@ class _Gradients:
         self.bias_grad = torch.zeros_like(head.bias) if for_bias else None
 
     def add(self, part: slice, d_logits: Tensor, rule_slope: Tensor | float, scale: Tensor | float = 1.0) -> None:
-        """Accumulate `scale` · `d_logits` [n, V] (overwritten) of rows `part`; `rule_slope`: of the logit rule."""
+        """Accumulate `scale` · `d_logits` [n, V] (overwritten) of rows `part`; `rule_slope`: of the logit rule;
+        `scale`: of all rows, or [n, 1]."""
         if isinstance(rule_slope, Tensor):
             d_logits = d_logits.mul_(rule_slope)
         elif rule_slope != 1.0:
@@ -216,7 +271,8 @@ class _Gradients:
         if self.weight_grad is not None:
             self.weight_grad.addmm_(d_logits.T, (self.x[part] * scale).to(self.weight.dtype))
         if self.bias_grad is not None:
-            self.bias_grad.add_(d_logits.sum(0).mul_(scale))
+            of_rows = isinstance(scale, Tensor) and scale.dim() == 2
+            self.bias_grad.add_((d_logits * scale).sum(0) if of_rows else d_logits.sum(0).mul_(scale))
 
     @staticmethod
     def scaled(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -10,6 +10,7 @@ token 3 through the lm_head; head 0 on h[2] is trained on token 4, head 1 on tok
 
 Head i counts at t when tokens t+1 … t+2+i are all in one answer: those are the positions where the engine drafts.
 Loss: Σ_i w_i · (sum of head i's cross-entropies / its count), w_i = 0.2·0.8^i (ModelOpt) or 1 (Medusa's first release).
+With dpace, w_i is 1 and each position has a weight from the confidence of all heads (`training.losses.dpace_weights`).
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from models.logits import Head
 from models.medusa import MedusaConfig, MedusaHeads
 from models.methods.settings import TrainConfig
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
-from training.losses import hard_loss
+from training.losses import dpace_weights, hard_loss, label_losses
 from training.method import (
     Outcome,
     PaddedStates,
@@ -64,7 +65,8 @@ class MedusaMethod(nn.Module):
         self.draft.float()
         heads = range(self.draft.num_heads)
         decayed = [config.medusa_coefficient * config.medusa_decay**i for i in heads]
-        self.weights = [1.0 for _ in heads] if config.medusa_loss == "sum" else decayed
+        self.dpace_alpha = config.dpace_alpha if config.medusa_loss == "dpace" else 0.0
+        self.weights = decayed if config.medusa_loss == "decayed" else [1.0 for _ in heads]
         columns = torch.full((base.vocab_size,), -100)
         columns[self.draft.draft_ids.cpu()] = torch.arange(len(self.draft.draft_ids))
         self._columns = (columns.to(base.device),)
@@ -92,12 +94,15 @@ class MedusaMethod(nn.Module):
 
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         hidden, columns = features["hidden"].float(), features["columns"]
-        hits = torch.zeros_like(columns, dtype=torch.bool)
+        hits, weights = torch.zeros_like(columns, dtype=torch.bool), None
         loss_sums = []
+        if self.dpace_alpha:
+            weights = dpace_weights(self._label_losses(hidden, columns), columns >= 0, self.dpace_alpha)
         for i in range(self.draft.num_heads):
             counted = columns[:, i] >= 0
             x = self.draft.features(i, hidden[counted])
-            total, hit = hard_loss(x, self._head(i), columns[counted, i])
+            of_rows = None if weights is None else weights[counted, i]
+            total, hit = hard_loss(x, self._head(i), columns[counted, i], of_rows)
             hits[counted, i] = hit
             loss_sums.append(total)
         return outcome_of_loss_sums(loss_sums, scale, hits, features["valid"])
@@ -111,6 +116,13 @@ class MedusaMethod(nn.Module):
             for i in range(self.draft.num_heads)
         ]
         return outcome_of_ranks(torch.stack(ranks, 1), features["valid"])
+
+    @torch.no_grad()
+    def _label_losses(self, hidden: Tensor, columns: Tensor) -> Tensor:
+        """Cross-entropy of each head [N, heads]."""
+        heads = range(self.draft.num_heads)
+        losses = [label_losses(self.draft.features(i, hidden), self._head(i), columns[:, i]) for i in heads]
+        return torch.stack(losses, 1)
 
     def _head(self, i: int) -> Head:
         """The output head of head i, in fp32 even if it is a half-precision base's."""

@@ -198,6 +198,15 @@ def methods(base: Base) -> str:
     return tag("ul", rows, class_="sp-methods") if rows else ""
 
 
+def own_layers(card: Mapping[str, Any]) -> str:
+    """The model's own multi-token prediction layers, and whether they draft; "" without."""
+    mtp = card.get("mtp") or {}
+    if not mtp:
+        return ""
+    drafts = mtp.get("reason") or t("Choose it as the draft in the Playground; it needs no training.")
+    return f"{plural('{n} layer', '{n} layers', mtp.get('layers', 1))}. {drafts}"
+
+
 def details(base: Base) -> str:
     card = base.card or {}
     memory = card.get("memory") or {}
@@ -217,6 +226,7 @@ def details(base: Base) -> str:
             (t("Quantization"), card.get("quantization")),
             (t("Size on disk"), size(card["size_bytes"]) if card.get("size_bytes") else ""),
             (t("Memory needed"), ", ".join(in_memory)),
+            (t("Multi-token prediction"), own_layers(card)),
             (t("Chat template"), template),
             (t("License"), card.get("licence") or (t("not stated") if card else "")),
             (t("Source"), f"{t(SOURCE_WORDS.get(base.source, base.source))}: {base.location}"),

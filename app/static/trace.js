@@ -100,7 +100,8 @@ export function detail(record) {
 export function draftingOptions(request) {
   const options = request.speculation || {};
   const tree = typeof options.tree === "string" ? options.tree : options.tree ? t("tree of {n} choices", { n: options.tree.length }) : "";
-  return [options.drafter === "ngram" ? t("prompt lookup") : "", tree.length > 48 ? `${tree.slice(0, 48)}…` : tree,
+  const drafter = { ngram: t("prompt lookup"), mtp: t("own multi-token prediction") }[options.drafter] || "";
+  return [drafter, tree.length > 48 ? `${tree.slice(0, 48)}…` : tree,
     options.acceptance === "typical" ? t("typical acceptance (lossy)") : ""].filter(Boolean);
 }
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from app.drafting import LOOKUP
+from app.drafting import LOOKUP, OWN_LAYERS
 from app.i18n import t
 from app.views.checkpoint_rows import REFERENCE, is_reference
 from speculoos.settings import Settings
@@ -15,8 +15,8 @@ from tracking.tables import Base, Checkpoint, Run
 
 PLAIN = ""
 """The choice of plain decoding."""
-LOOKUP_CHOICE = ":ngram"
-"""The choice of prompt lookup; names of checkpoints cannot start with a colon."""
+LOOKUP_CHOICE, OWN_CHOICE = f":{LOOKUP}", f":{OWN_LAYERS}"
+"""The choices of drafters without a checkpoint; names of checkpoints cannot start with a colon."""
 
 
 class ServerTarget(NamedTuple):
@@ -53,11 +53,19 @@ def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
     base = _base(session, base_name)
     checkpoints = fitting(session, base) if base else []
     labels = [(f"{c.name} · {c.method}{_figure(c)}", c.name) for c in checkpoints]
+    if base and drafts_itself(base):
+        labels.append((t("Its own multi-token prediction (no training)"), OWN_CHOICE))
     return [*labels, (t("Prompt lookup (n-grams, no training)"), LOOKUP_CHOICE), (t("None: plain decoding"), PLAIN)]
 
 
+def drafts_itself(base: Base) -> bool:
+    """Whether the base model has multi-token prediction layers that can draft here."""
+    mtp = (base.card or {}).get("mtp") or {}
+    return bool(mtp) and not mtp.get("reason")
+
+
 def target(base_name: str, draft: str) -> ServerTarget:
-    return parse(f"{base_name}@{draft}" if draft not in (PLAIN, LOOKUP_CHOICE) else base_name + draft)
+    return parse(f"{base_name}@{draft}" if draft not in (PLAIN, LOOKUP_CHOICE, OWN_CHOICE) else base_name + draft)
 
 
 def why_off(session: Session, base_name: str, draft: str) -> str:
@@ -79,26 +87,29 @@ def why_off(session: Session, base_name: str, draft: str) -> str:
 
 
 def all_targets(session: Session) -> list[tuple[str, str]]:
-    """(label, value) of all models on the Compare page; the value is `model` or `model` + LOOKUP_CHOICE."""
+    """(label, value) of all models on the Compare page; the value is `model`, `model` + LOOKUP_CHOICE or OWN_CHOICE."""
     choices = []
     for base in queries.bases(session, ready_only=True):
         choices.append((t("{name} · baseline", name=base.name), base.name))
         drafts = fitting(session, base)
         choices += [(f"{base.name} · {c.name} ({c.method})", f"{base.name}@{c.name}") for c in drafts]
+        if drafts_itself(base):
+            choices.append((t("{name} · its own multi-token prediction", name=base.name), base.name + OWN_CHOICE))
         choices.append((t("{name} · prompt lookup", name=base.name), base.name + LOOKUP_CHOICE))
     return choices
 
 
 def value_of(run: Run, separator: str = "") -> str:
-    """The choice of a run's target: its model, with prompt lookup as a draft after `separator`."""
-    lookup = (run.request.get("speculation") or {}).get("drafter") == LOOKUP
-    return f"{run.model}{separator}{LOOKUP_CHOICE}" if lookup else run.model
+    """The choice of a run's target: its model, with a drafter without a checkpoint after `separator`."""
+    drafter = (run.request.get("speculation") or {}).get("drafter")
+    return f"{run.model}{separator}:{drafter}" if drafter in (LOOKUP, OWN_LAYERS) else run.model
 
 
 def parse(value: str) -> ServerTarget:
     """The target of a value from `all_targets`."""
-    if value.endswith(LOOKUP_CHOICE) and not server_of(value):
-        return ServerTarget(value.removesuffix(LOOKUP_CHOICE), LOOKUP)
+    for choice in (LOOKUP_CHOICE, OWN_CHOICE):
+        if value.endswith(choice) and not server_of(value):
+            return ServerTarget(value.removesuffix(choice), choice[1:])
     return ServerTarget(value)
 
 

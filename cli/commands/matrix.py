@@ -26,7 +26,7 @@ def matrix(
     top_p: Annotated[list[float] | None, typer.Option(help="Used above temperature 0; may be repeated.")] = None,
     tree: Annotated[
         list[str] | None,
-        typer.Option(help='own, "chain 4", "tree 4x2x1", ngram, or options as JSON; may be repeated.'),
+        typer.Option(help='own, "chain 4", "tree 4x2x1", ngram, mtp, or options as JSON; may be repeated.'),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="Precision of base and draft; may be repeated.")] = None,
     name: Annotated[str, typer.Option(help="Name of the job.")] = "",

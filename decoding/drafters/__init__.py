@@ -3,6 +3,7 @@
 from typing import Any
 
 from decoding.drafters.base import MAX_OPTION, Drafter, PlainDrafter
+from decoding.drafters.mtp import OPTIONS, make_mtp
 from decoding.drafters.ngram import NgramDrafter
 from decoding.probe import require_trees
 from decoding.target import Target
@@ -10,21 +11,22 @@ from models.methods import METHODS, trees
 from speculoos.errors import BadInput
 
 WITHOUT_DRAFT: dict[str, tuple[tuple[str, ...], Any]] = {
-    "none": ((), PlainDrafter),
-    "ngram": (("depth", "width", "max_ngram", "min_ngram"), NgramDrafter),
+    "none": ((), lambda _target: PlainDrafter()),
+    "ngram": (("depth", "width", "max_ngram", "min_ngram"), lambda _target, **options: NgramDrafter(**options)),
+    "mtp": (OPTIONS, make_mtp),
 }
-"""Drafters without a checkpoint: options and class."""
+"""Drafters without a checkpoint: options, and the function that makes one for a target."""
 
 
 def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | None = None) -> Drafter:
     """The drafter for `draft` (from models.checkpoints.load_draft), or a drafter without a draft.
 
-    options["drafter"]: none, ngram, or the draft's method (default: the draft's method, or none without a draft).
-    Further options by drafter:
+    options["drafter"]: none, ngram, mtp (the base model's own multi-token prediction layer), or the draft's method
+    (default: the draft's method, or none without a draft). Further options by drafter:
 
     - ngram: `depth`, `width`, `max_ngram`, `min_ngram`
     - medusa: `tree` (Medusa choices: a list of ranks for each node or for each leaf)
-    - eagle, eagle3: `tree` (a static tree), or `depth`, `top_k`, `nodes` (EAGLE-2's dynamic tree; top_k 1 is a
+    - eagle, eagle3, mtp: `tree` (a static tree), or `depth`, `top_k`, `nodes` (EAGLE-2's dynamic tree; top_k 1 is a
       chain); `sample` (sample the children of a static tree if the generation samples)
     - draft (the id of standalone draft models): `depth` (a chain) or `tree`; `sample` (default true)
 
@@ -53,5 +55,5 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
     if "tree" in options and {"depth", "top_k", "nodes"} & set(options):
         raise BadInput("tree: cannot be combined with depth, top_k or nodes; remove one or the others.")
     if name in WITHOUT_DRAFT:
-        return WITHOUT_DRAFT[name][1](**options)
+        return WITHOUT_DRAFT[name][1](target, **options)
     return METHODS[name].load("drafter").make(target, draft, options)

@@ -142,6 +142,11 @@ def _options(source: DraftSource) -> dict[str, Any]:
         if fields.flag(key) != present and fields.get(key) is not None:
             fault = "is false and its tensors are present" if present else "is true and its tensors are missing"
             raise BadInput(f"{source.config_name}: {key} {fault}; restore the draft's original config.json.")
+    if each and joined:
+        raise Unsupported(
+            f"{source.name}: the tensors input_norm and fc_norm are both present; drafts with one of the two norms are "
+            "supported."
+        )
     return {
         "norm_before_residual": fields.flag("norm_before_residual"),
         "norm_output": fields.flag("norm_output") or fields.flag("return_hidden_post_norm"),

@@ -23,6 +23,8 @@ TITLES = {
 SECTIONS = ("eagle_config", "transformer_layer_config", "text_config", "medusa")
 """Sections of a config with nested keys, used if the top level does not have the key."""
 HEADS = re.compile(r"^(?:model\.)?medusa_heads?\.")
+MTP = re.compile(r"(?:^|\.)(?:mtp(?:_layers|_block)?\.|eh_proj\.)")
+FIRST_LAYER = re.compile(r"(?:^|\.)layers\.0\.")
 LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
@@ -61,6 +63,14 @@ def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str
     plain = {plain_name(name) for name in names}
     if config.get("speculoos_method"):
         return "speculoos"
+    own = {name for name in names if MTP.search(name)}
+    if config.get("speculators_model_type") == "mtp" or (
+        own and not any(FIRST_LAYER.search(n) for n in {*names} - own)
+    ):
+        raise Unsupported(
+            f"{shown}: these are multi-token prediction (MTP) layers, which belong to a base model; add the base model "
+            "that has them in its files, and draft with the drafter mtp."
+        )
     if kind := config.get("speculators_model_type"):
         if kind != "eagle3":
             raise Unsupported(

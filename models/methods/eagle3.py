@@ -1,10 +1,13 @@
-"""EAGLE-3 (Li et al. 2025)."""
+"""EAGLE-3 (Li et al. 2025), with the norms of EAGLE-3.1 (arXiv:2605.09992) as options."""
 
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import model_validator
 
 from models.methods.eagle import DRAFTING
 from models.methods.record import BaseShape, DraftSize, Method
-from models.methods.settings import DraftVocabularyConfig, setting
+from models.methods.settings import DPACE_ALPHA, DraftVocabularyConfig, setting
+from speculoos.errors import BadInput
 
 
 class Eagle3Settings(DraftVocabularyConfig):
@@ -14,13 +17,35 @@ class Eagle3Settings(DraftVocabularyConfig):
     ttt_decay: float = setting(
         0.8, "Factor between the weights of neighboring unrolled steps.", 0, 10, label="Decay per step"
     )
+    ttt_loss: Literal["ce", "kl", "reverse_kl", "tv", "dpace"] = setting(
+        "ce",
+        "Distance from the base's probabilities: ce (cross-entropy), kl (forward), reverse_kl or tv (total variation); "
+        "dpace: ce weighted by the draft's confidence, instead of the decay.",
+        label="Loss",
+    )
+    dpace_alpha: float = DPACE_ALPHA
     norm_before_residual: bool = setting(False, "Take the residual after the hidden norm, as some EAGLE-3 heads do.")
+    norm_before_fc: bool = setting(
+        False, "EAGLE-3.1: normalize all fused features together.", label="Norm of all fused features"
+    )
+    fc_norm: bool = setting(
+        False, "EAGLE-3.1: normalize the features of each fused layer by themselves.", label="Norm of each fused layer"
+    )
+    norm_output: bool = setting(
+        False, "EAGLE-3.1: the next draft step reads the normed output.", label="Normed output as next feature"
+    )
     train_lm_head: bool = setting(
         True, "Train the draft's output matrix; false: faster.", label="Train the output matrix"
     )
     aux_layers: tuple[int, ...] = setting(
         (), "Fused base layers (0-based, outputs); empty: low, middle and high.", label="Fused layers"
     )
+
+    @model_validator(mode="after")
+    def _one_norm(self) -> "Eagle3Settings":
+        if self.norm_before_fc and self.fc_norm:
+            raise BadInput("norm_before_fc, fc_norm: set only one of the two.")
+        return self
 
 
 def size(base: BaseShape, config: Any) -> DraftSize:
@@ -31,15 +56,17 @@ def size(base: BaseShape, config: Any) -> DraftSize:
     parameters = base.layer_parameters(2 * hidden) + 3 * hidden * hidden + output
     # Besides the layer's: the embeddings, the concatenated input, the head's input and its gradient.
     per_step = base.layer_activations + 5 * hidden
+    fused = (9 if config.norm_before_fc or config.fc_norm else 6) * hidden
     return DraftSize(
         parameters,
-        parameters + output,
+        parameters + (2 if config.ttt_loss == "dpace" else 1) * output,
         steps,
         4,
         steps,
-        activations=steps * per_step + 6 * hidden,
+        activations=steps * per_step + fused,
         norms=steps * 3 * hidden,
         working=3 * base.feedforward_width,
+        logits=4.0 if config.ttt_loss in ("ce", "dpace") else 7.0,
     )
 
 

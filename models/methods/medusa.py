@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from models.methods.record import BaseShape, DraftSize, Method
-from models.methods.settings import DraftVocabularyConfig, setting
+from models.methods.settings import DPACE_ALPHA, DraftVocabularyConfig, setting
 
 
 class MedusaSettings(DraftVocabularyConfig):
@@ -12,9 +12,12 @@ class MedusaSettings(DraftVocabularyConfig):
     medusa_tie_lm_head: bool = setting(
         False, "Heads share the base's frozen output matrix.", label="Share the base's output matrix"
     )
-    medusa_loss: Literal["decayed", "sum"] = setting(
-        "decayed", "Weight of head i: coefficient · decay^i, or 1 (sum).", label="Loss"
+    medusa_loss: Literal["decayed", "sum", "dpace"] = setting(
+        "decayed",
+        "Weight of head i: coefficient · decay^i, 1 (sum), or by the confidence of the heads before it (dpace).",
+        label="Loss",
     )
+    dpace_alpha: float = DPACE_ALPHA
     medusa_coefficient: float = setting(
         0.2, "Weight of the first head's loss.", 0, 100, label="Weight of the first head"
     )

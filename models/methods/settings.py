@@ -204,6 +204,9 @@ class DraftVocabularyConfig(TrainConfig):
         return self
 
 
+DPACE_ALPHA = setting(0.5, "Smoothing of dpace; 1: no confidence.", 0.01, 1, label="Smoothing of D-PACE")
+
+
 @dataclass(frozen=True)
 class Setting:
     """Description of a field for forms. `methods` empty: for every method; `choices` empty: any value."""

@@ -26,8 +26,10 @@ class StandaloneSettings(TrainConfig):
     draft_init: Literal["pruned", "random"] = setting(
         PRUNED, "pruned: the base's weights with the largest norms; random: fresh weights.", label="Initial weights"
     )
-    draft_loss: Literal["ce", "kl", "reverse_kl"] = setting(
-        "kl", "ce on the responses, kl (forward) or reverse_kl to the base's probabilities.", label="Loss"
+    draft_loss: Literal["ce", "kl", "reverse_kl", "tv"] = setting(
+        "kl",
+        "ce on the responses; kl (forward), reverse_kl or tv (total variation) to the base's probabilities.",
+        label="Loss",
     )
     gradient_checkpointing: bool = setting(False, "Compute activations twice to save memory.")
 

@@ -1,5 +1,5 @@
-"""Text form of drafting options: `own`, `chain 4`, `tree 4x2x1`, `ngram`, paths as in Medusa, TensorRT-LLM and vLLM, or
-JSON.
+"""Text form of drafting options: `own`, `chain 4`, `tree 4x2x1`, `ngram`, `mtp`, paths as in Medusa, TensorRT-LLM and
+vLLM, or JSON.
 
 All methods with a checkpoint support chains and trees; other options (`depth`, `top_k`, `nodes`) depend on the method.
 """
@@ -17,7 +17,8 @@ from speculoos.errors import BadInput
 
 CHECKPOINT_OPTIONS = "own"
 """The tuned options of the checkpoint, or the defaults of its method."""
-NGRAM = "ngram"
+NGRAM, MTP = "ngram", "mtp"
+"""Drafters without a checkpoint: prompt lookup, and the base model's own multi-token prediction layer."""
 CHAIN, TREE = re.compile(r"chain[ :]?(\d{1,2})"), re.compile(r"tree[ :]?(\d{1,2}(?:x\d{1,2})*)")
 MAX_LEAVES = 256
 MAX_TREE_NODES = 1024
@@ -28,7 +29,7 @@ BRACKETS, LAST_COMMA = str.maketrans("()", "[]"), re.compile(r",\s*(?=\])")
 MAX_CHARACTERS = 20_000
 NOT_SAVED = "The tree was not saved: the draft's drafting options are unchanged."
 EXPECTED_FORMS = (
-    'expected own, "chain 4", "tree 4x2x1", ngram, paths such as [[0], [0, 0], [1]], or options, such as '
+    'expected own, "chain 4", "tree 4x2x1", ngram, mtp, paths such as [[0], [0, 0], [1]], or options, such as '
     '"depth 4, top_k 8, nodes 32"'
 )
 
@@ -72,7 +73,7 @@ def fits(drafting: Mapping[str, Any], method: str, known: tuple[str, ...]) -> bo
     """Whether the options suit `method` ("": no draft), whose drafter takes the options `known`."""
     drafter = drafting.get("drafter", method)
     if not method:
-        return not drafting or drafter in (NGRAM, "none")
+        return not drafting or drafter in (NGRAM, MTP, "none")
     return drafter == method and set(drafting) - {"drafter"} <= set(known)
 
 
@@ -133,7 +134,7 @@ def _pairs(text: str) -> dict[str, Any] | None:
     options: dict[str, Any] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition(" ")
-        if key == NGRAM and not value:
+        if key in (NGRAM, MTP) and not value:
             options["drafter"] = key
         elif not key.isidentifier() or (read := _json(value)) is None:
             return None

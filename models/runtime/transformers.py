@@ -69,7 +69,7 @@ class _Single:
         self.ids, self.positions = inputs.ids[None], inputs.positions[None]
         self.mask = forward.four_d(inputs.mask, inputs.positions, cache.length)
         layers = range(cache.num_layers)
-        self.view = Cache(layers=[_Layer(cache.length, partial(cache.write, layer)) for layer in layers])
+        self.view = Cache(layers=[CacheLayer(cache.length, partial(cache.write, layer)) for layer in layers])
 
     @staticmethod
     def real(values: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ class _Padded:
         self._sequences = inputs.first + torch.arange(len(counts), device=device)
         self._owners = self._sequences.repeat_interleave(torch.tensor(counts, device=device))
         layers, length = range(cache.num_layers), total - self.width
-        self.view = Cache(layers=[_Layer(length, partial(self._write, layer)) for layer in layers])
+        self.view = Cache(layers=[CacheLayer(length, partial(self._write, layer)) for layer in layers])
 
     def real(self, values: torch.Tensor) -> torch.Tensor:
         return values[self._real]
@@ -121,7 +121,7 @@ def _takes_mask_by_type(base: LoadedBase) -> bool:
     return "isinstance(causal_mask_mapping" in inspect.getsource(type(base.backbone).forward)
 
 
-class _Layer(CacheLayerMixin):
+class CacheLayer(CacheLayerMixin):
     """A layer of a KVCache for transformers. Never evicts rows."""
 
     is_sliding = False

@@ -14,7 +14,7 @@ from app import turns
 from app.downloads import routes
 from app.drafting import LOOKUP
 from app.events import answer_error
-from app.pages import compare, playground
+from app.pages import compare, models, playground
 from app.pages.checkpoints import CheckpointPanel
 from app.pages.playground import opening
 from app.views import checkpoint_rows, targets
@@ -199,6 +199,21 @@ def test_only_drafts_that_fit_the_weights_are_offered(home: Settings, base_id: s
     assert "stranger" in why
 
 
+@pytest.mark.parametrize(
+    ("mtp", "offered"), [({"layers": 1, "reason": ""}, True), ({"layers": 1, "reason": "No."}, False)]
+)
+def test_a_models_own_layer_is_offered_if_it_can_draft(home: Settings, base_id: str, mtp: dict, offered: bool) -> None:
+    with writing(home) as rows:
+        base = rows.get_one(Base, base_id)
+        base.card = {**(base.card or {}), "mtp": mtp}
+    with reading(home) as rows:
+        values = [value for _, value in targets.draft_choices(rows, "tiny")]
+        compared = [value for _, value in targets.all_targets(rows)]
+        shown = models.details(rows.get_one(Base, base_id))
+    assert (targets.OWN_CHOICE in values, "tiny:mtp" in compared) == (offered, offered)
+    assert "1 layer" in shown and ("No." in shown) != offered
+
+
 def test_the_best_measured_draft_is_offered_first_and_preselected(home: Settings, base_id: str) -> None:
     add_checkpoint(home, base_id, "fast", figures={"speedup": 1.9, "mean_accepted_length": 2.0})
     add_checkpoint(home, base_id, "deep", figures={"speedup": 1.4, "mean_accepted_length": 3.0})
@@ -236,12 +251,17 @@ def test_the_page_says_why_speculation_is_off(home: Settings, base_id: str) -> N
 
 @pytest.mark.parametrize(
     ("draft", "expected"),
-    [("heads", ("tiny@heads", "")), ("", ("tiny", "")), (targets.LOOKUP_CHOICE, ("tiny", "ngram"))],
+    [
+        ("heads", ("tiny@heads", "")),
+        ("", ("tiny", "")),
+        (targets.LOOKUP_CHOICE, ("tiny", "ngram")),
+        (targets.OWN_CHOICE, ("tiny", "mtp")),
+    ],
 )
 def test_what_is_picked_becomes_a_model_and_a_drafter(draft: str, expected: tuple[str, str]) -> None:
     picked = targets.target("tiny", draft)
     assert (picked.model, picked.drafter) == expected
-    joined = f"tiny{draft}" if draft == targets.LOOKUP_CHOICE else picked.model
+    joined = f"tiny{draft}" if draft.startswith(":") else picked.model
     assert targets.parse(joined) == picked
 
 

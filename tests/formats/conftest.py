@@ -15,6 +15,7 @@ EVERY = (
         "eagle-own",
         "eagle3-fused-norm",
         "eagle3-each-norm",
+        "eagle3-joined-norm",
         "eagle3-deep",
         "eagle3-narrow",
         "eagle3-four",
@@ -95,6 +96,7 @@ def draft_of(name: str, base):
             base, some, norm_before_fc=True, norm_output=True, aux_layers=(0, 3, 5)
         ),
         "eagle3-each-norm": lambda: Eagle3Draft.from_base(base, some, fc_norm=True),
+        "eagle3-joined-norm": lambda: Eagle3Draft.from_base(base, some, norm_before_fc=True),
         "eagle3-deep": lambda: Eagle3Draft.from_base(base, some, eagle_num_layers=2, own_embeddings=True),
         "eagle3-four": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 4, 6)),
         "eagle-own": lambda: EagleDraft.from_base(base, own_embeddings=True),

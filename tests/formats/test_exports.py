@@ -28,8 +28,9 @@ TAKES = {
     "eagle-scaled": {"vllm", "sglang"},
     "eagle3-scaled": EAGLE3 | {"gguf"},
     "eagle-own": {"vllm"},
-    "eagle3-fused-norm": NEWER | {"sglang"},
-    "eagle3-each-norm": NEWER | {"sglang"},
+    "eagle3-fused-norm": NEWER | {"sglang", "trtllm"},
+    "eagle3-each-norm": NEWER | {"sglang", "trtllm"},
+    "eagle3-joined-norm": NEWER | {"sglang", "trtllm", "gguf"},
     "eagle3-deep": NEWER,
     "eagle3-four": EAGLE3 - {"speculators"},
     "eagle3-narrow": {"vllm", "gguf"},
@@ -113,13 +114,22 @@ def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
         ("medusa", "gguf", "does not support Medusa"),
         ("eagle3-four", "gguf", "always fuses three"),
         ("eagle3-deep", "gguf", "support only one"),
-        ("eagle3-each-norm", "gguf", "`fc_norm`"),
-        ("eagle3-fused-norm", "gguf", "`norm_output`"),
+        ("eagle3-each-norm", "gguf", "trained with fc_norm, which llama.cpp does not read"),
+        ("eagle3-fused-norm", "gguf", "trained with norm_output, which llama.cpp does not read"),
+        ("eagle3-joined-norm", "modelopt", "trained with norm_before_fc, which ModelOpt does not read"),
     ],
 )
 def test_a_refusal_says_what_stands_in_the_way(kind, name, word, base, checkpoint):
     reasons = {option.name: option.reason for option in export_options(checkpoint(kind), base.path)}
     assert word in reasons[name]
+
+
+def test_the_readme_says_which_servers_read_the_norms(base, checkpoint, tmp_path):
+    build_export(checkpoint("eagle3-each-norm"), base, "trtllm", tmp_path / "out")
+    assert (
+        "The draft has `fc_norm`, which TensorRT-LLM reads since June 2026." in (tmp_path / "out/README.md").read_text()
+    )
+    assert config_of(tmp_path / "out")["fc_norm"] is True
 
 
 def test_a_setting_that_no_server_knows_is_refused_by_name(base, checkpoint):

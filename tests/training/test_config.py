@@ -26,6 +26,7 @@ from training.setup import lr_factor
         {"schedule": "zigzag"},
         {"draft_vocab_size": 8, "draft_vocab_coverage": 0.9},
         {"aux_layers": "one", "method": "eagle3"},
+        {"norm_before_fc": True, "fc_norm": True, "method": "eagle3"},
         {"medusa_tie_lm_head": "maybe"},
         {"held_out": 1.0},
     ],

@@ -85,10 +85,16 @@ def test_a_run_learns_reports_and_leaves_a_checkpoint(method, tiny_base, base, d
     assert not list((tmp_path / "out").glob(".*"))
 
 
-@pytest.mark.parametrize(("method", "saved"), [*((name, "float32") for name in METHODS), ("medusa", "bfloat16")])
-def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, saved, tiny_base, dataset, tmp_path):
+EAGLE31 = {"fc_norm": True, "norm_output": True, "ttt_loss": "dpace"}
+
+
+@pytest.mark.parametrize(
+    ("method", "saved", "changes"),
+    [*((name, "float32", {}) for name in METHODS), ("medusa", "bfloat16", {}), ("eagle3", "float32", EAGLE31)],
+)
+def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, saved, changes, tiny_base, dataset, tmp_path):
     whole, first, second = Notebook(), Notebook(stop_after=7), Notebook()
-    settings = config(method, save_dtype=saved)
+    settings = config(method, save_dtype=saved, **changes)
     straight = train(settings, tiny_base, dataset, tmp_path / "a", reporter=whole)
     with pytest.raises(Cancelled, match="after step 7"):
         train(settings, tiny_base, dataset, tmp_path / "b", reporter=first)

@@ -16,7 +16,7 @@ from models.methods.record import LOSS_CHUNK_FLOATS
 from training.batches import collate
 from training.eagle import EagleMethod
 from training.eagle3 import Eagle3Method, pad_positions_by_row
-from training.losses import hard_loss, soft_loss
+from training.losses import DISTANCES, hard_loss, label_losses, soft_loss, unrolled_loss
 from training.medusa import MedusaMethod, medusa_labels
 from training.method import make_method
 from training.standalone import StandaloneMethod
@@ -89,7 +89,7 @@ def test_chunked_cross_entropy_equals_torchs(trained_head, rule, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", ["ce", "kl", "reverse_kl"])
+@pytest.mark.parametrize("kind", ["ce", "kl", "reverse_kl", "tv"])
 def test_chunked_distances_equal_their_definitions(kind, rule, monkeypatch):
     monkeypatch.setitem(LOSS_CHUNK_FLOATS, "cpu", 16 * 50)
     x, target = torch.randn(37, 8, requires_grad=True), torch.randn(37, 6)
@@ -97,7 +97,13 @@ def test_chunked_distances_equal_their_definitions(kind, rule, monkeypatch):
     total, hits = soft_loss(x, w, target, v, kind)
     log_q, log_p = w(x).log_softmax(-1), v(target).log_softmax(-1)
     q, p = log_q.exp(), log_p.exp()
-    expected = {"ce": -p * log_q, "kl": p * (log_p - log_q), "reverse_kl": q * (log_q - log_p)}[kind].sum()
+    distances = {
+        "ce": -p * log_q,
+        "kl": p * (log_p - log_q),
+        "reverse_kl": q * (log_q - log_p),
+        "tv": (p - q).abs() / 2,
+    }
+    expected = distances[kind].sum()
     assert torch.allclose(total, expected, rtol=1e-5)
     assert torch.equal(hits, q.argmax(-1) == p.argmax(-1))
     wrt = (x, w.weight)
@@ -124,7 +130,11 @@ def test_logits_are_never_whole(dtype, monkeypatch):
     weight, other = (Head(torch.randn(64, 4).to(dtype), torch.randn(64).to(dtype), LogitRule(0.3)) for _ in range(2))
     with Largest() as largest:
         hard_loss(x, weight, torch.zeros(500, dtype=torch.long))[0].backward()
-        soft_loss(x, weight, target, other)[0].backward()
+        for kind in DISTANCES:
+            soft_loss(x, weight, target, other, kind)[0].backward()
+        rows, weights = [torch.arange(250), torch.arange(250)], torch.ones(500)
+        unrolled_loss(x, weight, target, other, rows, torch.ones(2), "tv", weights)[0].backward()
+        label_losses(x, weight, torch.zeros(500, dtype=torch.long))
     assert largest.size == 1 << 12
 
 
@@ -220,10 +230,14 @@ def test_eagle_noise_is_bounded_and_repeats(base, batch):
 
 
 @pytest.mark.parametrize(
-    ("family", "vocabulary", "answers"),
-    [*((name, "all", 1) for name in FAMILIES), ("llama", "some", 2), ("phi", "some", 1)],
+    ("family", "vocabulary", "answers", "norms"),
+    [
+        *((name, "all", 1, ()) for name in FAMILIES),
+        ("llama", "some", 2, ("fc_norm", "norm_output")),
+        ("phi", "some", 1, ("norm_before_fc",)),
+    ],
 )
-def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabulary, answers):
+def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabulary, answers, norms):
     base = base_of(family)
     config = train_config(method="eagle3", ttt_steps=3)
     ids = None if vocabulary == "all" else torch.arange(0, base.vocab_size, 2)
@@ -232,7 +246,7 @@ def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabula
         for row, tokens in enumerate(batch.mask):
             start = int(tokens.int().argmax()) + 4 + row
             batch.mask[row, start : start + 3] = False
-    method = stirred(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids)))
+    method = stirred(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids, **dict.fromkeys(norms, True))))
     features = method.features(batch)
     hidden, aux = base.forward_hidden(batch.input_ids, layers=method.draft.layers_wanted)
     theirs = base.model(batch.input_ids).logits
@@ -291,7 +305,8 @@ def test_a_chunked_gradient_is_taken_once():
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [*((name, "kl") for name in FAMILIES), ("llama", "ce"), ("llama", "reverse_kl")]
+    ("family", "kind"),
+    [*((name, "kl") for name in FAMILIES), ("llama", "ce"), ("llama", "reverse_kl"), ("llama", "tv")],
 )
 def test_the_standalone_loss_equals_the_literal_one(family, base_of, batch, kind):
     base = base_of(family)
@@ -311,6 +326,7 @@ def test_the_standalone_loss_equals_the_literal_one(family, base_of, batch, kind
                         "ce": -log_q[s, batch.input_ids[b, s + 1]],
                         "kl": (p * (log_p[s] - log_q[s])).sum(),
                         "reverse_kl": (q * (log_q[s] - log_p[s])).sum(),
+                        "tv": (p - q).abs().sum() / 2,
                     }[kind]
                 )
     agree(method, features, [total])

@@ -30,9 +30,16 @@ def test_unrolled_steps_take_memory_linear_in_the_length() -> None:
     ("method", "settings"),
     [
         ("medusa", {"medusa_tie_lm_head": True}),
+        ("medusa", {"medusa_loss": "dpace"}),
         ("eagle", {}),
         ("eagle3", {"ttt_steps": 4}),
+        ("eagle3", {"fc_norm": True, "norm_output": True}),
+        ("eagle3", {"ttt_loss": "kl"}),
+        ("eagle3", {"ttt_loss": "tv"}),
+        ("eagle3", {"ttt_loss": "dpace"}),
+        ("eagle3", {"norm_before_fc": True, "norm_output": True}),
         ("draft", {}),
+        ("draft", {"draft_loss": "tv"}),
         ("draft", {"gradient_checkpointing": True, "draft_loss": "ce"}),
     ],
 )

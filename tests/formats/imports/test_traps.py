@@ -86,9 +86,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "other activation": (said(small(), hidden_act="gelu"), "hidden_act 'gelu'"),
     "quantized": (said(small(), quantization_config={"quant_method": "fp8"}), "quantization_config"),
     "no number": (said(small(), num_attention_heads="four"), "num_attention_heads: expected a whole number"),
+    "two norms": (writers.eagle3(each=True, joined=True), "input_norm and fc_norm are both present"),
     "norm promised": (said(small(), fc_norm=True), "fc_norm is true and its tensors are missing"),
     "parallel": (said(small(), eagle_config={"parallel_draft_step": 4}), "parallel_draft_step 4"),
     "no features": (said(small(), eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
+    "MTP layers of DeepSeek": (
+        ({}, {"model.layers.61.eh_proj.weight": torch.zeros(2, 4)}),
+        "these are multi-token pred",
+    ),
+    "MTP layers of Qwen": (({}, {"mtp.layers.0.mlp.up_proj.weight": torch.zeros(2, 4)}), "with the drafter mtp"),
+    "MTP of speculators": (said(writers.speculators(), speculators_model_type="mtp"), "belong to a base model"),
     "another kind": (said(writers.speculators(), speculators_model_type="dflash"), "speculators_model_type 'dflash'"),
     "no draft": (({}, {"weight": torch.zeros(2)}), "not a supported draft .its first tensor is weight"),
 }

@@ -51,6 +51,9 @@ def sglang(checkpoint: CheckpointFiles) -> TensorTable:
 def trtllm(checkpoint: CheckpointFiles) -> TensorTable:
     """Eagle3ForCausalLM; the server reads layers from the YAML. Layer ids count outputs, as in the YAML."""
     config = _config(checkpoint, "EAGLE3LlamaForCausalLM", _ids(checkpoint, list(checkpoint.aux_layers)))
+    norms = _norm_options(checkpoint)
+    config["eagle_config"] |= {"norm_before_fc": norms["norm_before_fc"]}
+    config |= {name: norms[name] for name in ("fc_norm", "norm_output")}
     return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type)
 
 
