@@ -65,8 +65,8 @@ def query_chunks(q: Tensor, keys: int, index: Tensor | None) -> list[Chunk]:
 
 
 class ChainAttention(Function):
-    """Attention of `q` [B, h, m, d] to keys and values `kv` = (k0, k1, …, v0, v1, …): those of step 0 [B, k, n, d] up to
-    the query's position, and its own of later steps, each [B, k, m, d]. Query heads are grouped by key head, so that
+    """Attention of `q` [B, h, m, d] to keys and values `kv` = (k0, k1, …, v0, v1, …): those of step 0 [B, k, n, d] up
+    to the query's position, and its own of later steps, each [B, k, m, d]. Query heads are grouped by key head, so that
     keys are not repeated: q [B, k, g, m, d], scores of a chunk of c queries [B, k, g · c, keys]."""
 
     @staticmethod
