@@ -90,6 +90,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parallel": (said(small(), eagle_config={"parallel_draft_step": 4}), "parallel_draft_step 4"),
     "no features": (said(small(), eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
     "another kind": (said(writers.speculators(), speculators_model_type="dflash"), "speculators_model_type 'dflash'"),
+    "mask token": (said(writers.peagle(), mask_token_id=320), "mask_token_id: expected a token of the base model"),
+    "no mask token": (said(writers.peagle(), mask_token_id=None), "mask_token_id: expected a token"),
     "no draft": (({}, {"weight": torch.zeros(2)}), "not a supported draft .its first tensor is weight"),
 }
 
