@@ -111,6 +111,14 @@ def test_extremes_train(changes, base, batch, conversations):
     assert method.drafted(features).hits.shape[1] == changes.get("num_depths", DEPTHS)
 
 
+def test_a_batch_without_an_answer_has_no_loss(base, batch):
+    method = method_for(base)
+    features = method.features(replace(batch, mask=torch.zeros_like(batch.mask)))
+    outcome = method(features, 0, torch.ones(1))
+    outcome.loss.backward()
+    assert method.counts(features).tolist() == [0] and outcome.loss == 0
+
+
 @pytest.mark.parametrize(("name", "value"), [("mask_token_id", 10**6), ("aux_layers", (1, 99))])
 def test_what_the_base_does_not_have_is_refused(name, value, base):
     with pytest.raises(BadInput, match=f"{name}: this base has"):
