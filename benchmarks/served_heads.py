@@ -45,14 +45,16 @@ TOKENS = 3
 ALLOWED = 0.02
 """Allowed difference of an acceptance rate."""
 GGUF = tuple((method, form) for method in ("eagle3", "draft") for form in ("gguf", "gguf-f16", "gguf-q8_0"))
+VLLM = ("eagle", "eagle3", "peagle", "medusa")
 SERVED = (
-    ("vllm", "float32", (("eagle", "vllm"), ("eagle3", "vllm"), ("medusa", "vllm"), ("draft", "huggingface"))),
+    ("vllm", "float32", (*((name, "vllm") for name in VLLM), ("draft", "huggingface"))),
     ("llamacpp", "float32", GGUF),
     ("llamacpp", "auto", tuple((method, form) for method, form in GGUF if form != "gguf")),
 )
 """(engine, precision of the base model, ((method, format of the draft), …))"""
 RECIPES = {
     "eagle": ("eagle-standard", {"lr": 0.001}),
+    "peagle": ("peagle-standard", {"lr": 0.001}),
     "medusa": ("quickstart", {"medusa_num_heads": TOKENS, "draft_vocab_size": 0}),
     "draft": ("draft-standard", {}),
 }

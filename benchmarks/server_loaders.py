@@ -34,6 +34,7 @@ WHEELS = {"vllm 0.33.0": "vllm", "vllm 0.32.0": "vllm", "sglang 0.5.23": "sglang
 CLASSES = {
     ("vllm", "eagle"): ("vllm.model_executor.models.llama_eagle", "EagleLlamaForCausalLM"),
     ("vllm", "eagle3"): ("vllm.model_executor.models.llama_eagle3", "Eagle3LlamaForCausalLM"),
+    ("vllm", "peagle"): ("vllm.model_executor.models.llama_eagle3", "Eagle3LlamaForCausalLM"),
     ("vllm", "medusa"): ("vllm.model_executor.models.medusa", "Medusa"),
     ("sglang", "eagle"): ("sglang.srt.models.llama_eagle", "LlamaForCausalLMEagle"),
     ("sglang", "eagle3"): ("sglang.srt.models.llama_eagle3", "LlamaForCausalLMEagle3"),
@@ -53,7 +54,7 @@ def source(folder: Path, wheel: str, module: str) -> str | None:
         return archive.read(path).decode() if path in archive.namelist() else None
 
 
-def build_draft(server: str, module: Any, name: str, config: Any, base: LoadedBase) -> Any:
+def build_draft(server: str, module: Any, name: str, config: Any, base: LoadedBase, parallel: bool) -> Any:
     """Instantiate the draft model class like its server."""
     if server == "sglang":
         return getattr(module, name)(config)
@@ -64,7 +65,7 @@ def build_draft(server: str, module: Any, name: str, config: Any, base: LoadedBa
         get_vocab_size=lambda: base.vocab_size,
     )
     draft = SimpleNamespace(hf_config=config)
-    speculative = SimpleNamespace(draft_model_config=draft, draft=config, parallel_drafting=False)
+    speculative = SimpleNamespace(draft_model_config=draft, draft=config, parallel_drafting=parallel)
     parts.current.__dict__.update(
         speculative_config=speculative, model_config=target, parallel_config=None, cache_config=None
     )
@@ -86,11 +87,14 @@ def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) 
     if not out.exists():
         build_export(checkpoint, base, server, out)
     config = SimpleNamespace(**read_json(out / "config.json"))
-    model = build_draft(server, parts.run_source(module, text), name, config, base)
+    parallel = kind.startswith("peagle")
+    model = build_draft(server, parts.run_source(module, text), name, config, base, parallel)
     tensors = load_file(out / "model.safetensors")
     parts.reached.clear()
     model.load_weights((name, tensor) for name, tensor in tensors.items())
     maps = {"t2d"} | ({"d2t"} if getattr(model, "hot_token_id", None) is not None else set())  # read in another way
+    if parallel and torch.equal(model.mask_hidden.flatten(), tensors["mask_hidden"].flatten()):
+        maps.add("mask_hidden")  # a buffer
     left = sorted(name for name, tensor in tensors.items() if id(tensor) not in parts.reached and name not in maps)
     return {"server": wheel, "draft": kind, "tensors": len(tensors), "left_over": left, "unset": unset(model, kind)}
 
@@ -99,7 +103,7 @@ def unset(model: Any, kind: str) -> list[str]:
     """Parameters that were not loaded, or only partly, except those from the target: embeddings, and EAGLE-1's LM
     head."""
     filled = (*FROM_TARGET, *(("lm_head.weight",) if kind.startswith("eagle-") or kind == "eagle" else ()))
-    unused = ".hidden_norm.weight" if kind == "eagle3-deep" else "?"  # vLLM creates one per layer, uses the first
+    unused = ".hidden_norm.weight" if kind.endswith("-deep") else "?"  # vLLM creates one per layer, uses the first
     params = [(name, param) for name, param in model.named_parameters() if param.is_floating_point()]
     names = [name for name, param in params if id(param) not in parts.reached or bool(param.isnan().any())]
     return [name for name in names if name not in filled and not (unused in name and ".0." not in name)]

@@ -39,7 +39,8 @@ MEASURED = {"batch_tokens": 1024, "max_length": 512, "max_steps": 3, "epochs": 0
 
 def table_settings(method: str, remote: bool) -> TrainConfig:
     """The standard recipe's settings that change memory, 4,096 tokens per batch."""
-    vocabulary = {"eagle3": {"draft_vocab_size": 32_000}, "medusa": {"medusa_tie_lm_head": True}}.get(method, {})
+    vocabulary: dict[str, Any] = {"medusa_tie_lm_head": True} if method == "medusa" else {}
+    vocabulary |= {"draft_vocab_size": 32_000} if method in ("eagle3", "peagle") else {}
     states = {"hidden_states": "server", "draft_init": "random"} if remote else {}
     return train_config(method, batch_tokens=TOKENS, max_length=TOKENS, **vocabulary, **states)
 

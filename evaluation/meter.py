@@ -15,12 +15,10 @@ import torch
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter, TuningSpace
-from decoding.drafters.eagle import EagleDrafter
-from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.standalone import StandaloneDrafter
 from decoding.generate import generate
 from decoding.target import Target
-from decoding.tree import DraftTree, chain_shape
+from decoding.tree import chain_shape
 from decoding.tuning import measure_forward
 from evaluation.costs import Costs
 from evaluation.machine import describe_machine
@@ -183,26 +181,10 @@ def _drafters(target: Target, draft: Any, space: TuningSpace) -> dict[tuple[str,
 
 
 def passes(drafter: Drafter, device: torch.device) -> Iterator[tuple[int, float]]:
-    """(rows, milliseconds) of one pass of the draft network, logits included, at the end of the current text."""
-    if isinstance(drafter, EagleDrafter):
-        for rows in PASS_ROWS:
-            expander, ids = drafter.expander(), torch.tensor(drafter.shifted_ids[-1:] * rows, device=device)
-            parents = torch.zeros_like(ids)
-            yield rows, time_milliseconds(lambda e=expander, i=ids, p=parents: e.add(i, p), device)
-    elif isinstance(drafter, MedusaDrafter):
-        for rows in PASS_ROWS:
-            hidden = drafter.hidden.expand(rows, -1).contiguous()
-            yield rows, time_milliseconds(lambda hidden=hidden: _heads(drafter, hidden), device)
-    elif isinstance(drafter, StandaloneDrafter):
-        target = drafter.draft_model
-        for rows in (n for n in PASS_ROWS if n <= target.free_positions):
-            tree = DraftTree.chain((target.ids * rows)[:rows])
-            yield rows, time_milliseconds(lambda tree=tree: target.forward_tree(tree), device)
-
-
-@torch.inference_mode()
-def _heads(drafter: MedusaDrafter, hidden: torch.Tensor) -> None:
-    drafter.heads(hidden, drafter.shape.max_depth)
+    """(rows, milliseconds) of one pass of the draft network: see `Drafter.network_pass`."""
+    for rows in PASS_ROWS:
+        if (run := drafter.network_pass(rows)) is not None:
+            yield rows, time_milliseconds(run, device)
 
 
 def time_milliseconds(function: Callable[[], Any], device: torch.device) -> float:

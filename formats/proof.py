@@ -147,7 +147,7 @@ def compare_drafts(draft: Any, reader: Any, base: Any, reporter: Reporter | None
     reader cannot run. Inside `use_reporter`, raises Cancelled if a stop is requested; this is checked before every
     layer of the base model and at every read of a large file."""
     reporter = reporter or SilentReporter()
-    sides = {"medusa": _Heads, "draft": _Models}.get(draft.method, _Eagles)(draft, reader, base)
+    sides = {"medusa": _Heads, "peagle": _Parallel, "draft": _Models}.get(draft.method, _Eagles)(draft, reader, base)
     proof = DraftComparison()
     with _stoppable(base):
         for done, passage in enumerate(passages(base, sides.layers)):
@@ -204,6 +204,26 @@ class _Eagles:
             drafted.append(int(side.to_target(side.logits(last[0]).argmax(-1))[0]))
             features = torch.cat([features, last], 1)
         return drafted
+
+
+class _Parallel(_Eagles):
+    """P-EAGLE: a chain is drafted in one pass, with masked positions after the text."""
+
+    def logits(self, passage: Passage) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from super().logits(passage)
+        for anchor in passage.anchors:
+            yield self._masked(self.draft, passage, anchor), self._masked(self.reader, passage, anchor)
+
+    def _chain(self, side: Any, passage: Passage, anchor: int) -> list[int]:
+        return side.to_target(self._masked(side, passage, anchor).argmax(-1)).tolist()
+
+    def _masked(self, side: Any, passage: Passage, anchor: int) -> Tensor:
+        """Logits [DEPTH, V'] at an anchor and the masked positions after it."""
+        masked = DEPTH - 1
+        mask_features = side.mask_feature().expand(1, masked, -1)
+        tokens = [*passage.ids[1 : anchor + 2], *[side.mask_token_id] * masked]
+        features = torch.cat([_features(side, passage, anchor + 1), mask_features], 1)
+        return side.logits(_step(side, features, tokens)[0, -DEPTH:])
 
 
 def _features(side: Any, passage: Passage, rows: int) -> Tensor:

@@ -163,6 +163,17 @@ class LlamaDraft:
         return self.eagle31 and bool(self.config.get(name))
 
 
+@dataclass
+class ParallelDraft(LlamaDraft):
+    """P-EAGLE: positions after the text read `mask_token_id`, and `mask_hidden` [3H] in place of hidden states."""
+
+    mask_token_id: int = 0
+
+    def mask_feature(self) -> Tensor:
+        """[1, 1, H]"""
+        return self.fuse(None, (self.weights["mask_hidden"].view(1, 1, -1),))
+
+
 def rotated(x: Tensor, config: Mapping[str, Any]) -> Tensor:
     """Rotary embedding of x [..., n, d] at positions 0 … n - 1, pairs (i, i + d/2), scaled as in transformers."""
     half = x.shape[-1] // 2
@@ -217,6 +228,22 @@ def eagle3_speculators(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
         raise ValueError("model.safetensors: t2d and d2t contain different tokens.")
     ids = tuple(config.get(IDS) or _default_layers(checkpoint))
     return LlamaDraft(layer, weights, ids, targets, True, residual_after_norm=residual, eagle31=True)
+
+
+def peagle_vllm(folder: Path, checkpoint: CheckpointFiles) -> ParallelDraft:
+    """With `parallel_drafting`; the mask token is `mask_token_id`, else `pard_token` or `ptd_token_id`."""
+    return _parallel(eagle3_vllm(folder, checkpoint), read_json(folder / "config.json"))
+
+
+def peagle_speculators(folder: Path, checkpoint: CheckpointFiles) -> ParallelDraft:
+    config = read_json(folder / "config.json")
+    if config["speculators_model_type"] != "peagle":
+        raise ValueError("config.json: speculators_model_type must be peagle.")
+    return _parallel(eagle3_speculators(folder, checkpoint), config)
+
+
+def _parallel(draft: LlamaDraft, config: Mapping[str, Any]) -> ParallelDraft:
+    return ParallelDraft(**vars(draft), mask_token_id=config["mask_token_id"])
 
 
 def eagle3_sglang(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:

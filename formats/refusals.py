@@ -26,13 +26,17 @@ EAGLE3 = EAGLE | {"draft_vocab_size", "aux_layers", "norm_before_residual"}
 NORMS = frozenset({"norm_before_fc", "fc_norm", "norm_output"})
 """Options of EAGLE-3.1."""
 EAGLE31 = EAGLE3 | NORMS
+PEAGLE = frozenset({"mask_token_id", "num_depths"})
+"""P-EAGLE's keys beside those of EAGLE-3."""
 MEDUSA = frozenset(
     {"hidden_size", "vocab_size", "medusa_num_heads", "medusa_num_layers", "medusa_tie_lm_head", "draft_vocab_size"}
 )
 PARTS = r"self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|hidden_norm|\w+_layernorm"
+EAGLE3_TENSORS = rf"((fc|norm|lm_head|input_norm|fc_norm\.\d+|embed_tokens)|layers\.\d+\.({PARTS}))\.weight|d2t|t2d"
 TENSORS = {
     "eagle": rf"fc\.(weight|bias)|embed_tokens\.weight|layers\.\d+\.({PARTS})\.weight",
-    "eagle3": rf"((fc|norm|lm_head|input_norm|fc_norm\.\d+|embed_tokens)|layers\.\d+\.({PARTS}))\.weight|d2t|t2d",
+    "eagle3": EAGLE3_TENSORS,
+    "peagle": rf"{EAGLE3_TENSORS}|mask_hidden",
     "medusa": r"blocks\.\d+\.\d+\.linear\.(weight|bias)|lm_heads\.\d+\.weight|d2t",
 }
 """Names of a draft's tensors that every server reads, by method."""

@@ -15,6 +15,8 @@ MAX_TOKENS = 32
 SCHEDULE, SCHEDULE_VERSION = "num_speculative_tokens_per_batch_size", "0.32"
 """vLLM's option for draft tokens by batch size, and the version whose format is written."""
 DEFAULT_TOKENS = {"eagle": 3, "eagle3": 3, "draft": 4}
+VLLM_METHODS = {"draft": {"method": "draft_model"}, "peagle": {"method": "eagle3", "parallel_drafting": True}}
+"""vLLM's options for methods that it calls otherwise."""
 """Draft tokens per step of an untuned draft, as in the servers' own examples."""
 
 
@@ -27,7 +29,7 @@ def drafted_tokens(checkpoint: CheckpointFiles) -> int:
         return max(map(len, tree))
     if depth := _positive(drafting, "depth"):
         return depth + (checkpoint.method != "draft")  # EAGLE's depth does not count the first level
-    return DEFAULT_TOKENS.get(checkpoint.method, 3)
+    return checkpoint.config.get("num_depths") or DEFAULT_TOKENS.get(checkpoint.method, 3)
 
 
 def served_tokens(
@@ -36,7 +38,7 @@ def served_tokens(
     """(draft tokens per step, measured loads): as `server` was measured, else `drafted_tokens` and no loads."""
     if facts.loads.get("server") != server:
         return drafted_tokens(checkpoint), ()
-    most = checkpoint.config["medusa_num_heads"] if checkpoint.method == "medusa" else MAX_TOKENS
+    most = checkpoint.config.get("medusa_num_heads") or checkpoint.config.get("num_depths") or MAX_TOKENS
     return min(facts.loads.get("tokens") or drafted_tokens(checkpoint), most), facts.loads["loads"]
 
 
@@ -61,15 +63,19 @@ def measured(checkpoint: CheckpointFiles) -> str:
 
 def vllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """vLLM drafts chains. `method` is set, because vLLM otherwise guesses it from the path."""
-    method = "draft_model" if checkpoint.method == "draft" else checkpoint.method
     tokens, loads = served_tokens(checkpoint, facts, "vLLM")
-    options = {"method": method, "model": f"./{folder}", "num_speculative_tokens": tokens}
+    options = vllm_draft(checkpoint.method, f"./{folder}", tokens)
     schedule = tokens_by_load(tokens, loads)
     options |= {SCHEDULE: schedule} if schedule else {}
     command = f"vllm serve {_model(facts)}{_served_name(facts)} --speculative-config {shlex.quote(json.dumps(options))}"
     words = f"is written as vLLM {SCHEDULE_VERSION} reads it; if another version refuses it, leave it out."
     note = f"\n{code_span(SCHEDULE)} {words}\n" if schedule else ""
     return _served(command, facts, 8000) + note
+
+
+def vllm_draft(method: str, model: str, tokens: int) -> dict[str, Any]:
+    """vLLM's speculative config for a draft of `method` in the folder `model`."""
+    return {"method": method, **VLLM_METHODS.get(method, {}), "model": model, "num_speculative_tokens": tokens}
 
 
 def tokens_by_load(tokens: int, loads: Sequence[Mapping[str, Any]]) -> list[list[int]]:

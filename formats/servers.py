@@ -17,6 +17,7 @@ from formats.refusals import (
     EAGLE,
     EAGLE3,
     EAGLE31,
+    PEAGLE,
     REFERENCE_EAGLE3,
     REFERENCE_MEDUSA,
     Refusal,
@@ -113,6 +114,10 @@ VLLM = Format(
         "eagle3": Layout(
             "vLLM 0.29 to 0.33", (ascending_layers, known_only(EAGLE31 | {"own_embeddings", "target_hidden_size"}))
         ),
+        "peagle": Layout(
+            "vLLM 0.32, 0.33",
+            (ascending_layers, known_only(EAGLE31 | PEAGLE | {"own_embeddings", "target_hidden_size"})),
+        ),
         "medusa": Layout("vLLM 0.29 to 0.32 (0.33 removed Medusa)", REFERENCE_MEDUSA),
     },
     serve=serve.vllm,
@@ -120,10 +125,10 @@ VLLM = Format(
         "draft": "vLLM serves a standalone draft from its Hugging Face folder; use the format huggingface.",
     },
 )
-"""vLLM: EAGLE-1, EAGLE-3, and Medusa in the versions that support it.
+"""vLLM: EAGLE-1, EAGLE-3, P-EAGLE, and Medusa in the versions that support it.
 
 Sources: vllm/model_executor/models/{llama_eagle,llama_eagle3,medusa}.py, transformers_utils/configs/{eagle,medusa}.py,
-v1/worker/gpu_model_runner.py.
+v1/worker/gpu_model_runner.py, v1/spec_decode/llm_base_proposer.py (parallel drafting).
 """
 
 SPECULATORS = Format(
@@ -133,7 +138,11 @@ SPECULATORS = Format(
         "eagle3": Layout(
             "speculators 0.9, vLLM 0.29 to 0.33",
             (three_layers, ascending_layers, known_only(EAGLE31 | {"own_embeddings"})),
-        )
+        ),
+        "peagle": Layout(
+            "speculators 0.9, vLLM 0.32, 0.33",
+            (three_layers, ascending_layers, known_only((EAGLE31 | PEAGLE | {"own_embeddings"}) - {"fc_norm"})),
+        ),
     },
     serve=serve.speculators,
     unsupported={
@@ -142,9 +151,10 @@ SPECULATORS = Format(
         "draft": "speculators supports heads, not whole models; use the format huggingface.",
     },
 )
-"""speculators, vLLM's own format for drafts: EAGLE-3.
+"""speculators, vLLM's own format for drafts: EAGLE-3 and P-EAGLE. vLLM does not read `fc_norm` in P-EAGLE's config.
 
-Sources: speculators/models/eagle3/{config,core}.py, speculators/model.py (DraftVocabMixin), speculators/config.py.
+Sources: speculators/models/{eagle3,peagle}/{config,core}.py, speculators/model.py (DraftVocabMixin),
+speculators/config.py; vllm/transformers_utils/configs/speculators/algos.py.
 """
 
 SGLANG = Format(

@@ -20,6 +20,7 @@ SHAPES = (
 )
 MAPS = ("d2t", "t2d")
 IDS = "eagle_aux_hidden_state_layer_ids"
+MASK_TOKEN = "mask_token_id"
 HEADS = "medusa_lm_head"
 TOKENIZER = (*TOKENIZER_FILES, *TEMPLATES, *EXTRA_TOKENIZER_FILES, "tokenizer_config.json")
 
@@ -77,6 +78,26 @@ def eagle3_speculators(checkpoint: CheckpointFiles, base: Any, facts: CardFacts)
         IDS: [layer + 1 for layer in checkpoint.aux_layers],
     }
     return ExportPlan(_eagle3_tensors(checkpoint, *MAPS), config)
+
+
+def peagle_vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
+    """EAGLE-3's class, which reads `mask_hidden` and the mask token if the command sets `parallel_drafting`. It does
+    not read `num_depths`, which is for imports."""
+    plan = eagle3_vllm(checkpoint, base, facts)
+    return replace(plan, config=plan.config | {key: checkpoint.config[key] for key in (MASK_TOKEN, "num_depths")})
+
+
+def peagle_speculators(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
+    """EAGLE-3's config with the mask token. speculators trains P-EAGLE's embeddings (`embed_requires_grad`)."""
+    plan = eagle3_speculators(checkpoint, base, facts)
+    changes = {
+        "architectures": ["PEagleDraftModel"],
+        "speculators_model_type": "peagle",
+        "speculators_config": {**plan.config["speculators_config"], "algorithm": "peagle"},
+        "embed_requires_grad": True,
+        MASK_TOKEN: checkpoint.config[MASK_TOKEN],
+    }
+    return replace(plan, config=plan.config | changes)
 
 
 def eagle3_sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:

@@ -25,19 +25,19 @@ class ChainBackend:
 
     def __init__(self, index: Tensor | None = None) -> None:
         self._index = None if index is None else index.cummax(1).values
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[Chunk] = []
         self._steps: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, h, m, d]; k, v [B, k, n, d] at step 0, [B, k, m, d] later → [B, h, m, d]."""
         steps = self._steps.setdefault(layer, [])
         steps.append((k.to(v.dtype), v))  # autocast casts products only, and k is rotated in fp32
-        self._chunks = self._chunks or _chunks(q, k.shape[2], self._index)
+        self._chunks = self._chunks or query_chunks(q, k.shape[2], self._index)
         keys, values = zip(*steps, strict=True)
-        return _ChainAttention.apply(q.to(v.dtype), self._chunks, *keys, *values)
+        return ChainAttention.apply(q.to(v.dtype), self._chunks, *keys, *values)
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
     """All `queries` attend to the keys up to `start`, none to those from `end`; `positions` [B or 1, 1, 1, c, 1]."""
 
     queries: slice
@@ -46,7 +46,9 @@ class _Chunk(NamedTuple):
     positions: Tensor
 
 
-def _chunks(q: Tensor, keys: int, index: Tensor | None) -> list[_Chunk]:
+def query_chunks(q: Tensor, keys: int, index: Tensor | None) -> list[Chunk]:
+    """Chunks of the queries q [B, h, m, d] at positions `index` [B, m], ascending (None: 0 … m - 1), over `keys` step-0
+    keys."""
     rows, heads, count, _ = q.shape
     size = max(CHUNK, CUDA_SCORES // (rows * heads * keys)) if q.is_cuda else CHUNK
     firsts = list(range(0, count, size))
@@ -57,17 +59,18 @@ def _chunks(q: Tensor, keys: int, index: Tensor | None) -> list[_Chunk]:
         positions, bounds = index, torch.stack([index[:, firsts].amin(0), index[:, lasts].amax(0)]).tolist()
     queries = [slice(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
     return [
-        _Chunk(part, low, high + 1, positions[:, None, None, part, None])
+        Chunk(part, low, high + 1, positions[:, None, None, part, None])
         for part, low, high in zip(queries, *bounds, strict=True)
     ]
 
 
-class _ChainAttention(Function):
-    """Attention of `q` to keys and values `kv` = (k0, k1, …, v0, v1, …) of all steps. Query heads are grouped by key
-    head, so that keys are not repeated: q [B, k, g, m, d], scores of a chunk of c queries [B, k, g · c, keys]."""
+class ChainAttention(Function):
+    """Attention of `q` [B, h, m, d] to keys and values `kv` = (k0, k1, …, v0, v1, …): those of step 0 [B, k, n, d] up
+    to the query's position, and its own of later steps, each [B, k, m, d]. Query heads are grouped by key head, so that
+    keys are not repeated: q [B, k, g, m, d], scores of a chunk of c queries [B, k, g · c, keys]."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, chunks: list[_Chunk], *kv: Tensor) -> Tensor:
+    def forward(ctx: Any, q: Tensor, chunks: list[Chunk], *kv: Tensor) -> Tensor:
         (k, *own_k), (v, *own_v) = kv[: len(kv) // 2], kv[len(kv) // 2 :]
         grouped = q.unflatten(1, (k.shape[1], -1))
         out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
@@ -119,17 +122,17 @@ class _ChainAttention(Function):
         return dq.flatten(1, 2).to(q.dtype), None, *d_kv
 
 
-def _rows(grouped: Tensor, chunk: _Chunk) -> Tensor:
+def _rows(grouped: Tensor, chunk: Chunk) -> Tensor:
     """[B, k, g, m, d] → [B, k, g · c, d] of a chunk."""
     return grouped[..., chunk.queries, :].flatten(2, 3)
 
 
-def _flat(per_query: Tensor, chunk: _Chunk) -> Tensor:
+def _flat(per_query: Tensor, chunk: Chunk) -> Tensor:
     """[B, k, g, m] → [B, k, g · c, 1] of a chunk."""
     return per_query[..., chunk.queries].flatten(2, 3)[..., None]
 
 
-def _scores(queries: Tensor, k: Tensor, chunk: _Chunk) -> Tensor:
+def _scores(queries: Tensor, k: Tensor, chunk: Chunk) -> Tensor:
     """Scores, fp32 [B, k, g · c, keys], of the step-0 keys."""
     scores = (queries * queries.shape[-1] ** -0.5 @ k[:, :, : chunk.end].transpose(-1, -2)).float()
     later = torch.arange(chunk.start, chunk.end, device=k.device) > chunk.positions

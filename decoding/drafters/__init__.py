@@ -26,8 +26,8 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
 
     - ngram: `depth`, `width`, `max_ngram`, `min_ngram`
     - medusa: `tree` (Medusa choices: a list of ranks for each node or for each leaf)
-    - eagle, eagle3, mtp: `tree` (a static tree), or `depth`, `top_k`, `nodes` (EAGLE-2's dynamic tree; top_k 1 is a
-      chain); `sample` (sample the children of a static tree if the generation samples)
+    - eagle, eagle3, peagle, mtp: `tree` (a static tree), or `depth`, `top_k`, `nodes` (EAGLE-2's dynamic tree; top_k 1
+      is a chain); `sample` (sample the children of a static tree if the generation samples)
     - draft (the id of standalone draft models): `depth` (a chain) or `tree`; `sample` (default true)
 
     Without any of these, the tuned options of the checkpoint are used, else defaults. For a fast target the draft's

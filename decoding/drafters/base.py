@@ -78,6 +78,11 @@ class Drafter:
         """Receive the emitted `tokens`; tokens[i] follows the verified tree's node nodes[i], which is in the
         cache now. `target_output`: the base model's output for all nodes of the tree."""
 
+    def network_pass(self, rows: int) -> Callable[[], Any] | None:
+        """For measurements: a function that runs the draft network once on `rows` rows at the end of the text, logits
+        included; if one pass drafts all depths, on what `rows` sequences need. None: no network, or too many rows."""
+        return None
+
 
 class PlainDrafter(Drafter):
     """Plain decoding: proposes trees with only a root."""
@@ -115,11 +120,13 @@ class ClientDrafter(Drafter):
 
 @dataclass(frozen=True)
 class TuningSpace:
-    """The tunable options of a kind of draft: its greatest depth, and the drafter's options for a depth."""
+    """The tunable options of a kind of draft: its greatest depth, and the drafter's options for a depth. `one_pass`:
+    all depths are drafted in one pass of the network."""
 
     deepest: int
     at_depth: Callable[[int], dict[str, Any]]
     dynamic: bool = False
+    one_pass: bool = False
 
 
 def check_ranks(ranks: Sequence[int], draft_vocab_size: int) -> None:

@@ -24,13 +24,13 @@ from decoding.drafters.base import (
     check_ranks,
     is_fast,
 )
-from decoding.drafters.expansion import DynamicTree, Grown, StaticTree, TreeDrafter, TreeMask
+from decoding.drafters.expansion import DynamicTree, Expander, Grown, StaticTree, TreeDrafter, TreeMask
 from decoding.drafters.runners import EagleRunner, ModuleRunner, PackedRunner, packed_runner
 from decoding.target import MAX_PREFILL_TOKENS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from models.base import LoadedBase
 from models.runtime.cache import upload
-from models.runtime.graphs import CapturedFunction, bucket_of, captured, padded_rows
+from models.runtime.graphs import CapturedFunction, TreeRows, bucket_of, captured, padded_rows
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import Unsupported
 
@@ -91,6 +91,10 @@ class EagleDrafter(TreeDrafter):
         self.cache.crop(len(self.shifted_ids))
         return EagleExpander(self.draft, self.last, self._run)
 
+    def network_pass(self, rows: int) -> Callable[[], Any]:
+        expander, ids = self.expander(), torch.tensor(self.shifted_ids[-1:] * rows, device=self.device)
+        return lambda: expander.add(ids, torch.zeros_like(ids))
+
     def _run(self, features: torch.Tensor, ids: torch.Tensor, level: int, visible: torch.Tensor) -> torch.Tensor:
         """Compute the nodes of a level after the sequence and the levels before."""
         length = len(self.shifted_ids)
@@ -123,15 +127,20 @@ class EagleDrafter(TreeDrafter):
         def compute(features: torch.Tensor, ids: torch.Tensor, at: torch.Tensor, *uniforms: torch.Tensor) -> Grown:
             positions, view, tree = padded_rows(cache, bucket, at, most, draft.layout)
             out = draft.compute(features, ids, rotations[positions], view)
-
-            def run(x: torch.Tensor, ids: torch.Tensor, level: int, visible: torch.Tensor) -> torch.Tensor:
-                positions = (tree.length - 1 + level).expand(len(ids))
-                return draft.compute(x, ids, rotations[positions], tree.view(positions, visible))
-
-            return self.growth.grow(EagleExpander(draft, out.index_select(0, at[1:] - 1), run), sampling, *uniforms)
+            expander = self.captured_expander(out.index_select(0, at[1:] - 1), tree, rotations)
+            return self.growth.grow(expander, sampling, *uniforms)
 
         pending = features.new_zeros(most, features.shape[1])
         return CapturedFunction(compute, [pending, *self.buffers(most, *uniforms)], rotations)
+
+    def captured_expander(self, root: torch.Tensor, tree: TreeRows, rotations: torch.Tensor) -> Expander:
+        """Within a graph, an empty tree after the draft's output `root` [1, H], whose rows are `tree`."""
+
+        def run(x: torch.Tensor, ids: torch.Tensor, level: int, visible: torch.Tensor) -> torch.Tensor:
+            positions = (tree.length - 1 + level).expand(len(ids))
+            return self.draft.compute(x, ids, rotations[positions], tree.view(positions, visible))
+
+        return EagleExpander(self.draft, root, run)
 
     @torch.inference_mode()
     def _compute_pending(self, leave: int = 0) -> None:
@@ -177,19 +186,26 @@ class EagleExpander:
         return self.draft.logits(out)
 
 
-def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
-    """The drafter of an EAGLE draft. For a fast target the draft's weights are moved to a packed runner."""
+def make(
+    target: Target, draft: Any, options: dict[str, Any], kind: Callable[..., EagleDrafter] = EagleDrafter
+) -> EagleDrafter:
+    """The drafter of an EAGLE draft, of the class `kind`. For a fast target the draft's weights are moved to a packed
+    runner."""
     sample = bool(options.pop("sample", False))
     if "tree" in options:
         tree = shape_from_choices(options["tree"])
     else:
-        tree = replace(GPU_TREE if target.base.device.type == "cuda" else CPU_TREE, **options)
+        tree = replace(default_tree(target), **options)
     draft_vocab_size = getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size
     check_ranks(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], draft_vocab_size)
     if not is_fast(target) and draft.runner is not None:
         raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
     runner = packed_runner(draft) if is_fast(target) else ModuleRunner(draft)
-    return EagleDrafter(runner, tree, target.base, sample)
+    return kind(runner, tree, target.base, sample)
+
+
+def default_tree(target: Target) -> DynamicTree:
+    return GPU_TREE if target.base.device.type == "cuda" else CPU_TREE
 
 
 def tuning(draft: Any) -> TuningSpace:

@@ -1,6 +1,6 @@
 """Medusa: heads on the base model's last hidden state predict the tokens after the next one, for a static tree."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,10 @@ class MedusaDrafter(Drafter):
         ids, logprobs = found.tolist()
         return fill_shape(self.shape, token, ids, logprobs)
 
+    def network_pass(self, rows: int) -> Callable[[], Any]:
+        hidden = self.hidden.expand(rows, -1).contiguous()
+        return torch.inference_mode()(lambda: self.heads(hidden, self.shape.max_depth))
+
 
 def fill_shape(shape: TreeShape, token: int, ids: list[list[float]], logprobs: list[list[float]]) -> DraftTree:
     """The tree with the root `token` and the candidate `ids[depth - 1][rank]` at every other node."""
@@ -72,4 +76,5 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> MedusaDrafter:
 
 def tuning(draft: Any) -> TuningSpace:
     """Static trees are tuned, up to one level for each head."""
-    return TuningSpace(draft.num_heads, lambda depth: {"tree": wide_choices(depth, WIDEST_TREE["nodes"])})
+    nodes = WIDEST_TREE["nodes"]
+    return TuningSpace(draft.num_heads, lambda depth: {"tree": wide_choices(depth, nodes)}, one_pass=True)

@@ -70,16 +70,16 @@ class PackedRunner:
 
     def __init__(self, draft: Any, dtype: torch.dtype):
         self.method, self.layers_wanted, self.dtype = draft.method, tuple(draft.layers_wanted), dtype
-        self.eagle3 = draft.method == "eagle3"
+        self._fuses = bool(draft.layers_wanted)
         self._embedding = draft.table
         self._fc = pack_linear_inplace(draft, "fc", dtype)
         self._layers = [pack_draft_layer_inplace(layer, draft.config, dtype) for layer in draft.layers]
         self._heads = self._layers[0].heads
         self.layout = MaskLayout((None,), self._heads.group, dtype)
         self._norm = norm_of(draft.norm, dtype=dtype)
-        self._norms_output = not self.eagle3 or draft.config.norm_output
-        self._fused_norm = _fused_norm(draft, dtype) if self.eagle3 and draft.norms_features else None
-        if self.eagle3:
+        self._norms_output = not self._fuses or draft.config.norm_output
+        self._fused_norm = _fused_norm(draft, dtype) if self._fuses and draft.norms_features else None
+        if self._fuses:
             self._head, self._head_dtype, self._d2t = pack_linear_inplace(draft, "lm_head", dtype), dtype, draft.d2t
         else:  # the base model's, in its precision, because a fast base model's lm_head computes the final logits
             self._head, self._head_dtype, self._d2t = draft._base[0].lm_head, draft._base[0].dtype, None
@@ -90,7 +90,7 @@ class PackedRunner:
         return KVCache(len(self._layers), UNLIMITED, grows=True)
 
     def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
-        if not self.eagle3:
+        if not self._fuses:
             return hidden.to(self.dtype)
         aux = aux.to(self.dtype)
         return self._fc(aux if self._fused_norm is None else self._fused_norm(aux))
@@ -127,7 +127,7 @@ class PackedRunner:
         n, x = len(ids), self._fc.pad_rows(features)
         ids = ids if len(x) == n else torch.constant_pad_nd(ids, (0, len(x) - n))
         embedded = F.embedding(ids, self._embedding.weight).to(self.dtype)
-        if not self.eagle3:
+        if not self._fuses:
             x = self._fc(torch.cat([embedded, x], -1))
         for index, layer in enumerate(self._layers):
             x = layer(x, n, rotation, view, index, embedded)

@@ -55,6 +55,12 @@ class StandaloneDrafter(TreeDrafter):
     def expander(self) -> "StandaloneDrafter":
         return self
 
+    def network_pass(self, rows: int) -> Callable[[], Any] | None:
+        if rows > self.draft_model.free_positions:
+            return None
+        tree = DraftTree.chain((self.draft_model.ids * rows)[:rows])
+        return lambda: self.draft_model.forward_tree(tree)
+
     def _missing(self) -> list[int]:
         """The tokens that the draft's cache lacks, at least the last. Mutates the draft: drops what differs."""
         self.synced += common_prefix(self.draft_model.ids[self.synced :], self.ids[self.synced : -1])

@@ -36,7 +36,7 @@ from speculoos.errors import BadInput, Unsupported
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 MODELOPT_TWICE = "modelopt-eagle3-twice"
 """As modelopt-eagle3, but drafts like ModelOpt's own module since 0.41: see `norm_features_twice`."""
-INPUT_IDS = ("vllm-eagle3", "speculators")
+INPUT_IDS = ("vllm-eagle3", "speculators", "peagle")
 """Layouts whose layer ids count inputs of layers."""
 LAYER = re.compile(r"layers\.(\d+)\.")
 FIRST = "layers.0.self_attn"
@@ -102,6 +102,12 @@ def _drop_base_head(source: DraftSource) -> None:
 
 def read_eagle3(source: DraftSource) -> ImportedDraft:
     """The draft as EAGLE-3's network. Raises BadInput or Unsupported with the key at fault."""
+    return fill("eagle3", *eagle3_parts(source))
+
+
+def eagle3_parts(source: DraftSource) -> tuple[dict[str, Any], DraftSource, dict[str, Tensor]]:
+    """The config of an EAGLE-3 network, the source, and the tensors that are not in it as they are: arguments of
+    `fill`."""
     source.rename(plain_name)
     _check_supported(source)
     check_vocabulary(source)
@@ -118,7 +124,7 @@ def read_eagle3(source: DraftSource) -> ImportedDraft:
         "own_embeddings": EMBEDDINGS in tensors,
         "norm_features_twice": source.layout == MODELOPT_TWICE,
     }
-    return fill("eagle3", config, source, tensors)
+    return config, source, tensors
 
 
 def _check_supported(source: DraftSource) -> None:

@@ -17,6 +17,7 @@ TITLES = {
     "modelopt-eagle3-twice": "EAGLE-3 (ModelOpt since 0.41, as it was trained)",
     "vllm-eagle3": "EAGLE-3 (vLLM)",
     "speculators": "EAGLE-3 (speculators)",
+    "peagle": "P-EAGLE (speculators, vLLM)",
     "model": "causal language model",
 }
 """Title of each layout."""
@@ -29,6 +30,8 @@ LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 PREFIXES = ("draft_model.", "eagle_module.", "model.")
+SPECULATORS = {"eagle3": "speculators", "peagle": "peagle"}
+"""Layout of each `speculators_model_type`."""
 REQUIRED: Any = object()
 VLLM_EAGLE3 = ("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "LlamaEagle3ForCausalLM")
 
@@ -72,15 +75,18 @@ def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str
             "that has them in its files, and draft with the drafter mtp."
         )
     if kind := config.get("speculators_model_type"):
-        if kind != "eagle3":
+        if kind not in SPECULATORS:
             raise Unsupported(
-                f"{shown}/config.json: speculators_model_type {str(kind)[:40]!r} is not supported; eagle3 is."
+                f"{shown}/config.json: speculators_model_type {str(kind)[:40]!r} is not supported; supported are "
+                f"{', '.join(SPECULATORS)}."
             )
-        return "speculators"
+        return SPECULATORS[kind]
     heads = [HEADS.sub("", name) for name in names]
     blocks = any(LINEAR.fullmatch(name) or VLLM.fullmatch(name) for name in heads)
     if blocks or any(HEADS.match(name) and MATRIX.fullmatch(HEADS.sub("", name)) for name in names):
         return "vllm-medusa" if any(name.startswith("blocks.") for name in plain) else "medusa"
+    if "mask_hidden" in plain:
+        return "peagle"
     if "fc.weight" in plain:
         if not plain & {"layers.0.hidden_norm.weight", "d2t", "t2d"}:
             return "eagle"

@@ -11,6 +11,7 @@ import torch
 from formats.imports.eagle import read_eagle, read_eagle3
 from formats.imports.medusa import read_medusa
 from formats.imports.names import TITLES, named_base_of
+from formats.imports.peagle import read_peagle
 from formats.imports.run import NO_WEIGHTS, Conversion
 from formats.imports.source import (
     BaseOutline,
@@ -212,6 +213,7 @@ READERS = {
     "medusa": read_medusa,
     "vllm-medusa": read_medusa,
     "eagle": read_eagle,
+    "peagle": read_peagle,
     "model": _read_model,
 }
 """The reader of each layout in `names.TITLES`; all others are EAGLE-3."""

@@ -18,6 +18,7 @@ from decoding.tree import shape_from_choices
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
+from models.peagle import PEagleDraft
 from models.runtime.interface import ForwardOutput
 from models.standalone import StandaloneDraft
 from speculoos.errors import BadInput
@@ -272,12 +273,13 @@ def test_a_standalone_draft_stays_in_step_with_the_text(options, base):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "draft"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "peagle", "draft"])
 def test_an_empty_tree_drafts_nothing(kind, temperature, base):
     drafts = {
         "medusa": lambda: MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base),
         "eagle": lambda: EagleDraft.from_base(base),
         "eagle3": lambda: Eagle3Draft.from_base(base),
+        "peagle": lambda: PEagleDraft.from_base(base),
         "draft": lambda: StandaloneDraft.from_base(base, 1),
     }
     for options in ({"tree": []}, {"depth": 0}) if kind == "draft" else ({"tree": []},):

@@ -9,6 +9,7 @@ from models.base import LoadedBase, load_base
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
+from models.peagle import PEagleDraft
 from models.runtime.linear import PackedLinear, packing_works
 from models.standalone import StandaloneDraft
 from speculoos.errors import BadInput, Unsupported
@@ -30,6 +31,8 @@ def made(name: str, base: LoadedBase):
         return EagleDraft.from_base(base)
     if name == "eagle3":
         return Eagle3Draft.from_base(base, draft_ids=torch.arange(0, base.vocab_size, 2))
+    if name == "peagle":
+        return PEagleDraft.from_base(base, draft_ids=torch.arange(0, base.vocab_size, 2))
     if name == "draft":
         return StandaloneDraft.from_base(base, 2)
     return medusa(base, medusa_tie_lm_head=name == "medusa-tied")
@@ -37,7 +40,7 @@ def made(name: str, base: LoadedBase):
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [*((name, "untied") for name in ("medusa", "medusa-tied", "eagle", "eagle3", "draft"))]
+    [*((name, "untied") for name in ("medusa", "medusa-tied", "eagle", "eagle3", "peagle", "draft"))]
     + [("medusa-tied", "tied"), ("draft", "tied"), ("medusa", "phi"), ("eagle", "phi"), ("eagle3", "phi")],
 )
 def test_a_packed_draft_drafts_the_same_trees(tmp_path, name, family, monkeypatch):
@@ -66,7 +69,7 @@ def test_the_parts_a_draft_owns_are_packed(tiny_base):
     assert len(packed) == (6 if packing_works(torch.float32) else 0)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle"])
 def test_a_draft_in_bfloat16_changes_no_token_of_a_float32_base(tiny_base, name):
     base = load_base(tiny_base)
     draft = made(name, base)
@@ -80,7 +83,7 @@ def test_a_draft_in_bfloat16_changes_no_token_of_a_float32_base(tiny_base, name)
     assert [t.id for s in steps for t in s.tokens] == [t.id for s in plain for t in s.tokens]
 
 
-@pytest.mark.parametrize("kind", [EagleDraft, Eagle3Draft])
+@pytest.mark.parametrize("kind", [EagleDraft, Eagle3Draft, PEagleDraft])
 @pytest.mark.parametrize("make_target", [Target, fast_target])
 def test_a_long_prompt_in_parts_gives_the_same_drafts(kind, make_target, tiny_base, monkeypatch):
     def drafted(prefill_tokens: int) -> list:

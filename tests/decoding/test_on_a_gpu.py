@@ -20,15 +20,17 @@ from tests.tiny import FAMILIES
 from tests.tools.emulated_cuda import EmulatedCuda, emulated_cuda
 
 PROMPT = list(range(20, 50))
-DRAFTERS = ("none", "ngram", "medusa", "eagle", "eagle3", "draft")
+DRAFTERS = ("none", "ngram", "medusa", "eagle", "eagle3", "peagle", "draft")
 LENGTH = 3
-TREES = {"eagle": {"tree": TREE}, "eagle3": {"depth": 2, "top_k": 2, "nodes": 6}, "draft": {"depth": 2}}
+TREES = {name: {"tree": TREE} for name in ("eagle", "peagle")}
+TREES |= {"eagle3": {"depth": 2, "top_k": 2, "nodes": 6}, "draft": {"depth": 2}}
 LAUNCHES = {
     "none": (11, 16),
     "ngram": (11, 16),
     "medusa": (29, 34),
     "eagle": (19, 24),
     "eagle3": (22, 27),
+    "peagle": (22, 27),
     "draft": (15, 25),
 }
 """Launches of a greedy step, and of a sampled one. A graph is one launch; to move accepted rows takes five more."""

@@ -31,6 +31,7 @@ from models.checkpoints import load_draft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
+from models.peagle import PEagleDraft
 from models.standalone import StandaloneDraft
 from models.starter import starter_path
 from speculoos.errors import BadInput
@@ -45,6 +46,7 @@ SHAPES = {
     "medusa": ({"tree": [[0, 0]]}, {"tree": [[0, 0], [0, 1], [1, 0], [2]]}),
     "eagle": ({"depth": 3, "top_k": 1, "nodes": 5}, {"depth": 2, "top_k": 3, "nodes": 8}),
     "eagle3": ({"depth": 3, "top_k": 1, "nodes": 5}, {"tree": [[0, 0, 0], [1, 0], [2]]}),
+    "peagle": ({"tree": [[0, 0, 0]]}, {"depth": 2, "top_k": 3, "nodes": 8}),
     "draft": ({"depth": 4}, {"tree": [[0, 0, 0], [0, 1], [1]]}),
 }
 
@@ -56,7 +58,7 @@ def draft_for(base, method: str):
         return MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
     if method == "draft":
         return StandaloneDraft.from_base(base, base.num_layers - 1)
-    return (Eagle3Draft if method == "eagle3" else EagleDraft).from_base(base)
+    return {"eagle": EagleDraft, "eagle3": Eagle3Draft, "peagle": PEagleDraft}[method].from_base(base)
 
 
 def facts(steps):

@@ -170,6 +170,7 @@ def _served(name: str, alone: list[str], options: dict[str, str], found: Checked
         given = json.loads(config)
         schedule = given.pop("num_speculative_tokens_per_batch_size", [])
         assert all(1 <= first <= last and tokens >= 0 for first, last, tokens in schedule)
+        assert given.pop("parallel_drafting", True) is True
         assert given.keys() == VLLM_CONFIG.keys() and given["method"] in VLLM_CONFIG["method"]
         assert (found.place / given["model"]).is_dir() and given["num_speculative_tokens"] >= 1
     if file := options.get("--extra_llm_api_options"):

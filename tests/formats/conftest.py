@@ -19,6 +19,8 @@ EVERY = (
         "eagle3-deep",
         "eagle3-narrow",
         "eagle3-four",
+        "peagle",
+        "peagle-deep",
         "medusa",
         "medusa-shared",
         "medusa-small",
@@ -75,6 +77,7 @@ def draft_of(name: str, base):
     from models.eagle3 import Eagle3Draft
     from models.medusa import MedusaConfig, MedusaHeads
     from models.methods.standalone import StandaloneSizes
+    from models.peagle import PEagleDraft
     from models.standalone import StandaloneDraft
 
     def medusa(*shape, **options):
@@ -105,6 +108,10 @@ def draft_of(name: str, base):
         "eagle3-small": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 6)),
         "eagle3-residual": lambda: Eagle3Draft.from_base(base, some, norm_before_residual=True),
         "eagle3-unordered": lambda: Eagle3Draft.from_base(base, some, aux_layers=(2, 2, 1)),
+        "peagle": lambda: PEagleDraft.from_base(base, some, mask_token_id=3),
+        "peagle-deep": lambda: PEagleDraft.from_base(
+            base, mask_token_id=3, num_depths=6, eagle_num_layers=2, own_embeddings=True, fc_norm=True
+        ),
         "medusa": lambda: medusa(3, 2),
         "medusa-shared": lambda: medusa(3, 1, True),
         "medusa-small": lambda: medusa(2, 1, True, rows=40, draft_ids=torch.arange(0, 80, 2)),

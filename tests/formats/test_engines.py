@@ -55,6 +55,13 @@ def test_vllm_reports_the_tokens_of_each_step_only_with_a_draft(tmp_path):
     assert not {"--speculative-config", "--per-request-spec-decode-metrics"} & {*plain}  # vLLM refuses the second alone
 
 
+def test_vllm_drafts_in_parallel_with_p_eagle(tmp_path):
+    words = ENGINES["vllm"].arguments(launch(tmp_path, method="peagle"))
+    options = json.loads(words[words.index("--speculative-config") + 1])
+    assert options.pop("parallel_drafting") is True
+    assert options == {"method": "eagle3", "model": str(tmp_path / "draft"), "num_speculative_tokens": 3}
+
+
 def test_gpus_change_the_command(tmp_path):
     assert "--enforce-eager" in ENGINES["vllm"].arguments(launch(tmp_path))
     words = ENGINES["vllm"].arguments(launch(tmp_path, gpus=2))

@@ -17,7 +17,7 @@ BENT = {"granite": {"logits_scaling": 4.0}, "gemma2": {"final_logit_softcapping"
 @pytest.mark.parametrize("family", [*BENT])
 def test_a_scale_or_a_cap_of_the_base_goes_along(family, tmp_path):
     base = load_base(make_tiny_base(tmp_path / "base", family, num_hidden_layers=8, **BENT[family]))
-    for kind in ("eagle", "eagle3", "medusa", "medusa-shared"):
+    for kind in ("eagle", "eagle3", "peagle", "medusa", "medusa-shared"):
         folder = save_draft(tmp_path / kind, draft_of(kind, base), {"base": family})
         report = build_export(folder, base, "vllm", tmp_path / f"out-{kind}")
         assert report.passed, report.failures

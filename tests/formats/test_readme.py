@@ -62,7 +62,8 @@ def tokens(markdown: str):
 
 
 EVERY = [("eagle3-residual", "vllm"), ("eagle3-residual", "speculators"), ("eagle3", "sglang"), ("eagle3", "trtllm"),
-         ("medusa", "trtllm"), ("medusa", "medusa"), ("draft", "huggingface"), ("eagle3", "gguf-f16")]  # fmt: skip
+         ("peagle", "vllm"), ("medusa", "trtllm"), ("medusa", "medusa"), ("draft", "huggingface"),
+         ("eagle3", "gguf-f16")]  # fmt: skip
 
 
 @pytest.mark.integration
@@ -75,7 +76,7 @@ def test_names_and_notes_are_words_and_commands_are_one_command(kind: str, name:
     headings = [found[at + 1].content for at, token in enumerate(found) if token.type == "heading_open"]
     known = {"Serve", "Base", "Data", "Recipe", "Notes", "Validation", "License", "Figures"}
     known |= {"vLLM", "SGLang", "TensorRT-LLM", "Measured"}
-    assert {*headings[1:]} <= known and headings[0].startswith(("Medusa", "EAGLE", "Standalone", "standalone"))
+    assert {*headings[1:]} <= known and headings[0].startswith(("Medusa", "EAGLE", "P-EAGLE", "Standalone"))
     assert "alert(1)" in said and "Title" in said, "they are shown"
     front = yaml.safe_load(said.split("---\n")[1])
     assert {"speculative-decoding", name} <= {*front["tags"]} and "license" not in front

@@ -20,7 +20,7 @@ from training.convert import conversations_from
 from training.method import NO_RANK, make_method, outcome_of_ranks
 from training.samples import copy_as_loaded, sample
 
-DEPTHS = {"medusa": 3, "eagle": 3, "eagle3": 3, "draft": 4}
+DEPTHS = {"medusa": 3, "eagle": 3, "eagle3": 3, "peagle": 3, "draft": 4}
 
 
 def test_the_walk_of_the_docstring():
@@ -109,6 +109,9 @@ def floor(method, base, features, conversations):
     row, position = features["row"], features["position"]
     if method.draft.method == "eagle":
         return torch.stack([torch.zeros(()), entropy[row, position + 1].mean()])
+    if method.draft.method == "peagle":
+        counted = features["labels"][row, position] >= 0
+        return torch.cat([entropy[row[at], position[at] + 1 + d] for d, at in enumerate(counted.T)]).mean()
     steps = []
     for j in range(method.steps):
         counted, at = method._targets(features, j)
@@ -116,11 +119,12 @@ def floor(method, base, features, conversations):
     return torch.stack(steps)
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "draft"])
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "peagle", "draft"])
 def test_a_draft_that_knows_the_answers_drafts_them_in_the_engine(name, base, few):
     """Overfit: loss within 0.05 of its floor, τ ≥ 0.95·(depth + 1) in the engine, equal to what training measured."""
     torch.manual_seed(0)
     settings = {"medusa_num_heads": 3, "ttt_steps": 3, "draft_num_layers": 2, "eagle_noise": 0.0, "draft_loss": "kl"}
+    settings |= {"num_depths": 3, "down_sample_ratio": 1.0}
     method = make_method(train_config(method=name, **settings), base, few)
     features = method.features(collate(few))
     loss = learn(method, features)

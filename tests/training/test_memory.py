@@ -38,6 +38,8 @@ def test_unrolled_steps_take_memory_linear_in_the_length() -> None:
         ("eagle3", {"ttt_loss": "tv"}),
         ("eagle3", {"ttt_loss": "dpace"}),
         ("eagle3", {"norm_before_fc": True, "norm_output": True}),
+        ("peagle", {"mask_token_id": 0}),
+        ("peagle", {"mask_token_id": 0, "num_depths": 8, "eagle_num_layers": 2}),
         ("draft", {}),
         ("draft", {"draft_loss": "tv"}),
         ("draft", {"gradient_checkpointing": True, "draft_loss": "ce"}),

@@ -175,6 +175,42 @@ def test_speculators(options, base, tiny_base, imported):
     assert report["format"] == "speculators"
 
 
+@pytest.mark.parametrize(
+    ("options", "depths"),
+    [({"draft_ids": SOME, "marked": True}, 4), ({"layers": 2, "joined": True, "table": TABLE, "depths": None}, 8)],
+    ids=["plain", "two layers, own embeddings"],
+)
+@torch.no_grad()
+def test_peagle(options, depths, base, tiny_base, imported):
+    """Masked positions read the mask's features and token."""
+    made = writers.peagle(**options)
+    report = check_eagle("Eagle3", "model.safetensors", made, options, base, tiny_base, imported)
+    assert (report["format"], report["method"]) == ("peagle", "peagle")
+    assert any("up to 8 tokens" in notice for notice in report["notices"]) == (depths == 8)
+    check_masked(made, depths, base, imported)
+
+
+def check_masked(made, depths, base, imported):
+    draft = load_draft(imported(made)[0], base)
+    assert draft.config.num_depths == depths
+    reference = references.Eagle3(*made, base.embed_tokens.weight, base.lm_head.weight)
+    hidden, aux, ids = inputs(base, 3)
+    mask = made[1]["mask_hidden"].view(1, -1).expand(2, -1)
+    wanted = reference.hidden(reference.fuse(hidden, torch.cat([aux, mask])), torch.tensor([*ids[:-1], 9, 9]))[-3:]
+    masked = torch.cat([draft.fuse(None, aux[None].chunk(3, -1)), draft.mask_feature().expand(1, 2, -1)], 1)
+    tokens = torch.tensor([[*ids[:-1], draft.mask_token_id, draft.mask_token_id]])
+    out = draft(masked, tokens, torch.arange(PLACES + 2)[None])[0, -3:]
+    torch.testing.assert_close(draft.logits(out), reference.logits(wanted), **NEAR)
+
+
+@torch.no_grad()
+def test_peagle_for_vllm(base, tiny_base, imported):
+    made = writers.vllm_peagle()
+    report = check_eagle("Eagle3", "model.safetensors", made, {}, base, tiny_base, imported)
+    assert report["format"] == "peagle"
+    check_masked(made, 8, base, imported)
+
+
 @pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
 @pytest.mark.parametrize(
     "options",

@@ -17,6 +17,7 @@ SOME = torch.arange(0, writers.VOCABULARY, 2)
 DRAFTS = {
     "eagle": writers.eagle(layers=2, fc_bias=True, biases="qkv", table=TABLE),
     "eagle3": writers.eagle3(layers=2, fc_bias=True, table=TABLE, draft_ids=SOME.flip(0)),
+    "peagle": writers.peagle(layers=2, table=TABLE, draft_ids=SOME.flip(0)),
     "medusa": writers.vllm_medusa(token_map=SOME),
 }
 NORMED = writers.eagle3(each=True, config={"fc_norm": True, "norm_output": True})

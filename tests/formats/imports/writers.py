@@ -135,6 +135,24 @@ def speculators(**options: Any) -> tuple[dict[str, Any], Tensors]:
     }, tensors
 
 
+def peagle(**options: Any) -> tuple[dict[str, Any], Tensors]:
+    """P-EAGLE as speculators saves it. `depths`: tokens of the proposal method, None: without one."""
+    config, tensors = speculators(**options)
+    depths = options.get("depths", 4)
+    proposals = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": depths}]} if depths else {}
+    config["speculators_config"] |= {"algorithm": "peagle", **proposals}
+    names = {"speculators_model_type": "peagle", "architectures": ["PEagleDraftModel"], "mask_token_id": 9}
+    tensors["mask_hidden"] = Random(5).matrix(1, 1, tensors["fc.weight"].shape[1])
+    return {**config, **names, "norm_before_residual": False}, tensors
+
+
+def vllm_peagle() -> tuple[dict[str, Any], Tensors]:
+    """EAGLE-3 for vLLM's parallel drafting."""
+    config, tensors = eagle3(first="layers.0.")
+    tensors["mask_hidden"] = Random(5).matrix(1, tensors["fc.weight"].shape[1])
+    return {**config, "architectures": ["Eagle3LlamaForCausalLM"], "ptd_token_id": 9}, tensors
+
+
 def medusa(**options: Any) -> tuple[dict[str, Any], Tensors]:
     """Heads as the Medusa repository saves them. Options: `heads`, `layers`, `prefix`, `matrices` (False: its v2)."""
     random, heads, layers = Random(3), options.get("heads", 3), options.get("layers", 1)

@@ -28,6 +28,7 @@ SHORT |= {"eval_every": 4, "save_every": 3, "samples": 0, "device": "cpu"}
 KINDS: dict[str, dict[str, Any]] = {
     "eagle3 with a draft vocabulary": {"method": "eagle3", "draft_vocab_size": 100, "accumulate": 2},
     "eagle3 of two layers, nothing kept": {"method": "eagle3", "eagle_num_layers": 2, "cache_features_mb": 0},
+    "peagle": {"method": "peagle", "draft_vocab_size": 100},
     "eagle": {"method": "eagle"},
     "medusa with tied heads": {"method": "medusa", "medusa_tie_lm_head": True, "cache_features_mb": 0},
 }
