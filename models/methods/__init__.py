@@ -16,7 +16,13 @@ from models.methods.settings import Setting, TrainConfig, settings_error, settin
 from speculoos.errors import BadInput, Unsupported
 
 Record = TypeVar("Record")
-BUILT_IN = ("models.methods.medusa", "models.methods.eagle", "models.methods.eagle3", "models.methods.standalone")
+BUILT_IN = (
+    "models.methods.medusa",
+    "models.methods.eagle",
+    "models.methods.eagle3",
+    "models.methods.dflash",
+    "models.methods.standalone",
+)
 
 
 class _Table(UserDict[str, Record]):
