@@ -17,10 +17,12 @@ TITLES = {
     "modelopt-eagle3-twice": "EAGLE-3 (ModelOpt since 0.41, as it was trained)",
     "vllm-eagle3": "EAGLE-3 (vLLM)",
     "speculators": "EAGLE-3 (speculators)",
+    "dflash": "DFlash (z-lab, SpecForge, vLLM, SGLang, transformers)",
+    "speculators-dflash": "DFlash (speculators)",
     "model": "causal language model",
 }
 """Title of each layout."""
-SECTIONS = ("eagle_config", "transformer_layer_config", "text_config", "medusa")
+SECTIONS = ("eagle_config", "dflash_config", "transformer_layer_config", "text_config", "medusa")
 """Sections of a config with nested keys, used if the top level does not have the key."""
 HEADS = re.compile(r"^(?:model\.)?medusa_heads?\.")
 LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
@@ -28,6 +30,11 @@ VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 PREFIXES = ("draft_model.", "eagle_module.", "model.")
 REQUIRED: Any = object()
+SPECULATORS = {"eagle3": "speculators", "dflash": "speculators-dflash"}
+"""{speculators_model_type: layout}."""
+DFLASH = ("DFlashDraftModel", "MuseGlimmerAssistantModel")
+NEWER_BLOCKS = ("DSpark", "DFlash2")
+"""Methods whose drafts are DFlash's with more parts, as they are named in architectures."""
 VLLM_EAGLE3 = ("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "LlamaEagle3ForCausalLM")
 
 
@@ -61,12 +68,18 @@ def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str
     plain = {plain_name(name) for name in names}
     if config.get("speculoos_method"):
         return "speculoos"
+    architecture = str((config.get("architectures") or [""])[0])
     if kind := config.get("speculators_model_type"):
-        if kind != "eagle3":
+        if kind not in SPECULATORS:
             raise Unsupported(
-                f"{shown}/config.json: speculators_model_type {str(kind)[:40]!r} is not supported; eagle3 is."
+                f"{shown}/config.json: speculators_model_type {str(kind)[:40]!r} is not supported; "
+                f"{' and '.join(SPECULATORS)} are."
             )
-        return "speculators"
+        return SPECULATORS[kind]
+    if newer := next((name for name in NEWER_BLOCKS if name in architecture), ""):
+        raise Unsupported(f"{shown}/config.json: {architecture[:60]}: {newer} is not supported; DFlash is.")
+    if config.get("dflash_config") or architecture in DFLASH:
+        return "dflash"
     heads = [HEADS.sub("", name) for name in names]
     blocks = any(LINEAR.fullmatch(name) or VLLM.fullmatch(name) for name in heads)
     if blocks or any(HEADS.match(name) and MATRIX.fullmatch(HEADS.sub("", name)) for name in names):
@@ -74,7 +87,7 @@ def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str
     if "fc.weight" in plain:
         if not plain & {"layers.0.hidden_norm.weight", "d2t", "t2d"}:
             return "eagle"
-        if str((config.get("architectures") or [""])[0]) in VLLM_EAGLE3:
+        if architecture in VLLM_EAGLE3:
             return "vllm-eagle3"
         midlayer = any(name.startswith("midlayer.") for name in names)
         return "modelopt-eagle3" if not midlayer and "t2d" not in plain else "eagle3"
