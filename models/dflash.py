@@ -182,7 +182,9 @@ class DFlashDraft(SharedBaseModules):
 
 def fused_layers(num_layers: int, count: int = FUSED_LAYERS) -> tuple[int, ...]:
     """Ids (0-based) of `count` base layers, evenly spaced from 1 to n − 3, as z-lab chooses them: 1, 8, 14, 20, 27 of
-    30. A base with few layers has fewer."""
+    30; a single one is n / 2. A base with few layers has fewer."""
+    if count == 1:
+        return (num_layers // 2,)
     last = max(num_layers - 3, 0)
     first = min(1, last)
     spaced = (first + i * (last - first) / (count - 1) for i in range(count))

@@ -36,6 +36,7 @@ class ModuleRunner:
         cache.stage(len(aux))
         cache.commit_all()
 
+    @torch.inference_mode()
     def block(self, token: int, cache: KVCache) -> torch.Tensor:
         """Outputs [S, H] of the block of `token`, which follows the cache's rows. Its rows are not committed."""
         draft, length, size = self.draft, cache.length, self.draft.block_size
