@@ -281,13 +281,12 @@ def measure_curves(
     """Acceptance of the draft's deepest chain and widest tree, in answers of up to `max_tokens`."""
     chain = generate_steps(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
     shares = chain_rates(chain, space.deepest)
-    one_pass = draft.method == "medusa"
     counted = sum(step.counted for step in chain)
     if draft.method == "draft":
         return AcceptanceCurves(shares, one_pass=False, dynamic=False, verifications=counted)
     wide = generate_steps(target, draft, space.at_depth(space.deepest), prompts, max_tokens, progress)
     if not space.dynamic:
-        return AcceptanceCurves(shares, {}, values_from_steps(wide), one_pass, False, counted)
+        return AcceptanceCurves(shares, {}, values_from_steps(wide), space.one_pass, False, counted)
     sizes = [size for size in TREES if size <= max(ROWS)]
     by_depth = {depth: lengths_by_size(wide, sizes, depth) for depth in range(1, space.deepest + 1)}
     return AcceptanceCurves(shares, by_depth, verifications=counted)

@@ -115,11 +115,13 @@ class ClientDrafter(Drafter):
 
 @dataclass(frozen=True)
 class TuningSpace:
-    """The tunable options of a kind of draft: its greatest depth, and the drafter's options for a depth."""
+    """The tunable options of a kind of draft: its greatest depth, and the drafter's options for a depth. `one_pass`: a
+    forward of the draft gives the tokens of all depths."""
 
     deepest: int
     at_depth: Callable[[int], dict[str, Any]]
     dynamic: bool = False
+    one_pass: bool = False
 
 
 def check_ranks(ranks: Sequence[int], draft_vocab_size: int) -> None:

@@ -72,4 +72,6 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> MedusaDrafter:
 
 def tuning(draft: Any) -> TuningSpace:
     """Static trees are tuned, up to one level for each head."""
-    return TuningSpace(draft.num_heads, lambda depth: {"tree": wide_choices(depth, WIDEST_TREE["nodes"])})
+    return TuningSpace(
+        draft.num_heads, lambda depth: {"tree": wide_choices(depth, WIDEST_TREE["nodes"])}, one_pass=True
+    )
