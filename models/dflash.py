@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from models.draft_layers import Backend, LayerConfig, base_layer_config, init_weights, rotary, rotate
 from models.eagle import EagleLayer, SharedBaseModules
 from models.logits import Head
-from models.methods.dflash import FUSED_LAYERS
+from models.methods.dflash import fused_layers
 
 
 @dataclass(frozen=True)
@@ -178,17 +178,6 @@ class DFlashDraft(SharedBaseModules):
         columns = torch.full((self.config.vocab_size,), -100, device=ids.device)
         columns[self.draft_ids] = torch.arange(len(self.d2t), device=ids.device)
         return columns[ids]
-
-
-def fused_layers(num_layers: int, count: int = FUSED_LAYERS) -> tuple[int, ...]:
-    """Ids (0-based) of `count` base layers, evenly spaced from 1 to n − 3, as z-lab chooses them: 1, 8, 14, 20, 27 of
-    30; a single one is n / 2. A base with few layers has fewer."""
-    if count == 1:
-        return (num_layers // 2,)
-    last = max(num_layers - 3, 0)
-    first = min(1, last)
-    spaced = (first + i * (last - first) / (count - 1) for i in range(count))
-    return tuple(dict.fromkeys(map(round, spaced)))
 
 
 def mask_token(base: Any) -> int:

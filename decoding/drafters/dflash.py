@@ -19,7 +19,7 @@ from decoding.drafters.base import (
     check_ranks,
     is_fast,
 )
-from decoding.drafters.dflash_runners import ModuleRunner, PackedRunner, packed_runner
+from decoding.drafters.dflash_runners import BlockRunner, PackedBlockRunner, packed_runner
 from decoding.drafters.expansion import StaticTree
 from decoding.drafters.medusa import fill_shape
 from decoding.target import Target, common_prefix
@@ -38,7 +38,9 @@ class DFlashDrafter(Drafter):
 
     name = "dflash"
 
-    def __init__(self, draft: ModuleRunner | PackedRunner, shape: TreeShape, base: LoadedBase, sample: bool = False):
+    def __init__(
+        self, draft: BlockRunner | PackedBlockRunner, shape: TreeShape, base: LoadedBase, sample: bool = False
+    ):
         self.draft, self.shape, self.sample, self.vocab_size = draft, shape, sample, base.vocab_size
         self.layers = tuple(draft.layers_wanted)
         self.growth = StaticTree(shape, base.device)
@@ -83,7 +85,7 @@ class DFlashDrafter(Drafter):
 class _Levels:
     """A `decoding.drafters.expansion.Expander`: all nodes of a level have the logits [depth, V'] of their position."""
 
-    def __init__(self, draft: ModuleRunner | PackedRunner, logits: torch.Tensor):
+    def __init__(self, draft: BlockRunner | PackedBlockRunner, logits: torch.Tensor):
         self.logits, self.level, self.token_ids = logits, 0, draft.to_target
 
     def root(self) -> torch.Tensor:
@@ -107,10 +109,12 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> DFlashDrafter:
     check_ranks(shape.ranks, draft.config.draft_vocab_size or target.base.vocab_size)
     if not is_fast(target) and draft.runner is not None:
         raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
-    runner = packed_runner(draft) if is_fast(target) else ModuleRunner(draft)
+    runner = packed_runner(draft) if is_fast(target) else BlockRunner(draft)
     return DFlashDrafter(runner, shape, target.base, bool(options.get("sample", False)))
 
 
 def tuning(draft: Any) -> TuningSpace:
     """Static trees are tuned, up to one level for each drafted position."""
-    return TuningSpace(draft.block_size - 1, lambda depth: {"tree": wide_choices(depth, WIDEST_TREE["nodes"])})
+    return TuningSpace(
+        draft.block_size - 1, lambda depth: {"tree": wide_choices(depth, WIDEST_TREE["nodes"])}, one_pass=True
+    )

@@ -16,7 +16,7 @@ from models.runtime.rotary import draft_rotations, pair_order, paired_rows, rota
 from models.runtime.weights import pack_draft_layer_inplace, pack_linear_inplace
 
 
-class ModuleRunner:
+class BlockRunner:
     """The draft's network, unchanged. Training uses it for samples; other forwards are compared with it."""
 
     def __init__(self, draft: Any):
@@ -46,15 +46,15 @@ class ModuleRunner:
         return draft(draft.block_ids(torch.tensor([token], device=device)), positions, CacheBackend(cache, visible))[0]
 
 
-def packed_runner(draft: Any) -> "PackedRunner":
+def packed_runner(draft: Any) -> "PackedBlockRunner":
     """The draft's runner on the fast runtime. The first call moves the weights, so that the draft itself cannot run."""
     if draft.runner is None:
-        draft.runner = PackedRunner(draft, runners.drafting_dtype(draft))
+        draft.runner = PackedBlockRunner(draft, runners.drafting_dtype(draft))
     return draft.runner
 
 
-class PackedRunner:
-    """As ModuleRunner, on packed weights; the context's keys and values of all layers are one product."""
+class PackedBlockRunner:
+    """As BlockRunner, on packed weights; the context's keys and values of all layers are one product."""
 
     def __init__(self, draft: Any, dtype: torch.dtype):
         config, base = draft.config, draft._base[0]
@@ -78,7 +78,7 @@ class PackedRunner:
 
     @torch.inference_mode()
     def inject(self, aux: torch.Tensor, cache: KVCache) -> None:
-        """As ModuleRunner."""
+        """As BlockRunner."""
         heads, n, start = self._heads, len(aux), cache.length
         rows = self._context(self._hidden_norm(self._fc(aux.to(self.dtype))))
         keys_values = rows.view(n, len(self._layers), 2, heads.num_kv_heads, heads.dim)
@@ -92,7 +92,7 @@ class PackedRunner:
 
     @torch.inference_mode()
     def block(self, token: int, cache: KVCache) -> torch.Tensor:
-        """As ModuleRunner."""
+        """As BlockRunner."""
         heads, start, n = self._heads, cache.length, self.size
         cache.reserve(heads.num_kv_heads, heads.dim, self.dtype, self.device, n)
         view, rotation = SequenceView(cache, n, {None: None}), self.rotations.for_length(start + n)[start : start + n]

@@ -20,7 +20,7 @@ from formats.imports.source import (
     own_embeddings,
     same_values,
 )
-from models.dflash import fused_layers
+from models.methods.dflash import fused_layers
 from speculoos.errors import BadInput, Unsupported
 
 TRANSFORMERS = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from models.methods.record import BaseShape, DraftSize, Method
-from models.methods.settings import DraftVocabularyConfig, setting
+from models.methods.settings import MAX_BATCH_TOKENS, DraftVocabularyConfig, setting
 from speculoos.errors import BadInput
 
 FUSED_LAYERS = 5
@@ -48,21 +48,37 @@ class DFlashSettings(DraftVocabularyConfig):
         return self
 
 
+def fused_layers(num_layers: int, count: int = FUSED_LAYERS) -> tuple[int, ...]:
+    """Ids (0-based) of `count` base layers, evenly spaced from 1 to n − 3, as z-lab chooses them: 1, 8, 14, 20, 27 of
+    30; a single one is n / 2. A base with few layers has fewer."""
+    if count == 1:
+        return (num_layers // 2,)
+    last = max(num_layers - 3, 0)
+    first = min(1, last)
+    spaced = (first + i * (last - first) / (count - 1) for i in range(count))
+    return tuple(dict.fromkeys(map(round, spaced)))
+
+
 def size(base: BaseShape, config: Any) -> DraftSize:
-    """Decoder layers and the fusion, run once per step over all positions (keys and values of the fused features) and
-    blocks; the base's LM head is used, not trained."""
-    hidden, layers = base.hidden, config.dflash_num_layers
-    fused = len(config.aux_layers) or FUSED_LAYERS
+    """Decoder layers and the fusion. Blocks run through the layers, `blocks` positions of them for each token of a
+    batch; of the other tokens only keys and values are computed. The base's LM head is used, not trained."""
+    hidden, keys, layers = base.hidden, base.key_width, config.dflash_num_layers
+    fused = len(config.aux_layers or fused_layers(base.layers))
+    tokens = config.batch_tokens or MAX_BATCH_TOKENS
+    blocks = min(config.max_anchors, tokens) * config.block_size / tokens
     head = hidden * (config.draft_vocab_size or base.vocabulary)
     parameters = layers * base.layer_parameters(hidden) + fused * hidden * hidden
+    heads = base.query_width + keys  # normed
+    per_position = base.layer_activations + hidden + heads
     return DraftSize(
         parameters,
         parameters + head,
+        passes_per_step=blocks,
         features=fused + (config.dflash_loss != "ce"),
         passes_per_evaluation=config.block_size,
-        activations=layers * (base.layer_activations + hidden) + (fused + 5) * hidden,
-        norms=layers * 2 * hidden,
-        working=3 * base.feedforward_width,
+        activations=layers * (blocks * per_position + 4 * keys) + (2 * blocks + 3) * hidden,
+        norms=layers * (blocks * (2 * hidden + heads) + keys) + (blocks + 1) * hidden,
+        working=blocks * 3 * base.feedforward_width,
         frozen=head,
     )
 

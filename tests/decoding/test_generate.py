@@ -13,6 +13,7 @@ from decoding.step import Step
 from decoding.target import Target
 from decoding.text import TextStream
 from decoding.tree import shape_from_choices
+from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from speculoos.errors import BadInput
@@ -122,7 +123,7 @@ def test_a_consumer_may_leave_at_any_step_and_start_again(base, prompt, expected
     assert tokens_of(run(target, drafter, prompt, max_tokens=48)) == expected
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "replay", "eagle", "eagle3", "draft"])
+@pytest.mark.parametrize("method", ["none", "ngram", "replay", "eagle", "eagle3", "dflash", "draft"])
 def test_a_second_turn_reuses_the_prefix_and_says_the_same(base, prompt, method, monkeypatch):
     computed = []
     target, fresh = Target(base, 200), Target(base, 200)
@@ -135,7 +136,7 @@ def test_a_second_turn_reuses_the_prefix_and_says_the_same(base, prompt, method,
     counting.name = forward.name
     target.forward = counting
     torch.manual_seed(0)
-    draft = {"eagle": EagleDraft, "eagle3": Eagle3Draft}.get(method)
+    draft = {"eagle": EagleDraft, "eagle3": Eagle3Draft, "dflash": DFlashDraft}.get(method)
     draft = draft.from_base(base) if draft else None
     if method == "draft":
         from models.standalone import StandaloneDraft

@@ -32,6 +32,8 @@ def test_unrolled_steps_take_memory_linear_in_the_length() -> None:
         ("medusa", {"medusa_tie_lm_head": True}),
         ("eagle", {}),
         ("eagle3", {"ttt_steps": 4}),
+        ("dflash", {"mask_token_id": 3}),
+        ("dflash", {"mask_token_id": 3, "dflash_num_layers": 4, "block_size": 16}),
         ("draft", {}),
         ("draft", {"gradient_checkpointing": True, "draft_loss": "ce"}),
     ],

@@ -107,7 +107,10 @@ def test_a_training_that_the_home_has_not_signed_is_not_unpickled(tmp_path, monk
 
 @pytest.mark.parametrize(
     ("method", "layers"),
-    [("eagle", "EagleLayer"), ("eagle3", "Eagle3Layer"), ("medusa", "ResBlock"), ("draft", "LlamaDecoderLayer")],
+    [
+        *(("eagle", "EagleLayer"), ("eagle3", "Eagle3Layer"), ("dflash", "DFlashLayer"), ("medusa", "ResBlock")),
+        ("draft", "LlamaDecoderLayer"),
+    ],
 )
 def test_each_decoder_layer_is_sharded_by_itself(method, layers, tiny_base):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

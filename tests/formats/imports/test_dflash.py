@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.drafters.dflash_runners import ModuleRunner, PackedRunner
+from decoding.drafters.dflash_runners import BlockRunner, PackedBlockRunner
 from decoding.target import fast_target
 from formats.dflash_readers import BlockDraft
 from formats.readers import Weights
@@ -115,7 +115,7 @@ def test_a_published_draft_computes_the_same_here(name, base, tiny_base, importe
     token = 42
     x = network.outputs(aux, base.embed_tokens(torch.tensor([token] + [MASK] * (BLOCK - 1))))
     wanted = network.weights.linear(x, "lm_head.weight") if network.own_head else base.logits(x)
-    for runner in (ModuleRunner(draft), packed(folder, tiny_base)):
+    for runner in (BlockRunner(draft), packed(folder, tiny_base)):
         cache = runner.new_cache()
         runner.inject(aux[:4], cache)
         runner.inject(aux[4:], cache)
@@ -127,9 +127,9 @@ def test_a_published_draft_computes_the_same_here(name, base, tiny_base, importe
     assert tokens_of(steps) == plain_text(tiny_base)
 
 
-def packed(folder: Any, tiny_base: Any) -> PackedRunner:
+def packed(folder: Any, tiny_base: Any) -> PackedBlockRunner:
     base = load_base(tiny_base)
-    return PackedRunner(load_draft(folder, base), torch.float32)
+    return PackedBlockRunner(load_draft(folder, base), torch.float32)
 
 
 def test_the_bases_own_tensors_in_a_file_are_not_stored(base, imported):
