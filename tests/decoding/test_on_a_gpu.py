@@ -20,7 +20,7 @@ from tests.tiny import FAMILIES
 from tests.tools.emulated_cuda import EmulatedCuda, emulated_cuda
 
 PROMPT = list(range(20, 50))
-DRAFTERS = ("none", "ngram", "medusa", "eagle", "eagle3", "draft")
+DRAFTERS = ("none", "ngram", "medusa", "eagle", "eagle3", "dflash", "draft")
 LENGTH = 3
 TREES = {"eagle": {"tree": TREE}, "eagle3": {"depth": 2, "top_k": 2, "nodes": 6}, "draft": {"depth": 2}}
 LAUNCHES = {

@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "norm promised": (said(small(), fc_norm=True), "fc_norm is true and its tensors are missing"),
     "parallel": (said(small(), eagle_config={"parallel_draft_step": 4}), "parallel_draft_step 4"),
     "no features": (said(small(), eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
-    "another kind": (said(writers.speculators(), speculators_model_type="dflash"), "speculators_model_type 'dflash'"),
+    "another kind": (said(writers.speculators(), speculators_model_type="mtp"), "speculators_model_type 'mtp'"),
     "no draft": (({}, {"weight": torch.zeros(2)}), "not a supported draft .its first tensor is weight"),
 }
 
