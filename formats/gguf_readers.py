@@ -55,7 +55,7 @@ class GgufWeights(Weights):
 
 def eagle3_gguf(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
     """src/models/eagle3.cpp: target_layers are inputs, d2t are token ids. `rope_freqs` divide the frequencies."""
-    path, keys, stored = _open(folder)
+    path, keys, stored = open_gguf(folder)
     own = {name.removeprefix("eagle3."): value for name, value in keys.items() if name.startswith("eagle3.")}
     if keys["general.architecture"] != "eagle3" or len(own["target_layers"]) != 3 or own["block_count"] != 1:
         raise ValueError(f"{path.name}: is no EAGLE-3 draft of one layer with three target_layers.")
@@ -69,7 +69,7 @@ def eagle3_gguf(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
         "rms_norm_eps": own["attention.layer_norm_rms_epsilon"],
         "num_hidden_layers": 1,
         "rope_theta": own["rope.freq_base"],
-        "rope_scaling": _scaling(own),
+        "rope_scaling": rope_scaling(own),
         "norm_before_fc": own.get("norm_before_fc"),
     }
     if "rope_freqs.weight" in weights.tensors:
@@ -87,7 +87,7 @@ def draft_gguf(folder: Path, checkpoint: CheckpointFiles) -> Any:
     read."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    path, keys, stored = _open(folder)
+    path, keys, stored = open_gguf(folder)
     prefix = keys["general.architecture"] + "."
     own = {name.removeprefix(prefix): value for name, value in keys.items() if name.startswith(prefix)}
     source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
@@ -96,7 +96,7 @@ def draft_gguf(folder: Path, checkpoint: CheckpointFiles) -> Any:
     config.rope_parameters = {
         "rope_theta": own["rope.freq_base"],
         "partial_rotary_factor": own["rope.dimension_count"] / config.head_dim,
-        **(_scaling(own) or {"rope_type": "default"}),
+        **(rope_scaling(own) or {"rope_type": "default"}),
     }
     with contextlib.redirect_stderr(io.StringIO()):  # hides a progress bar that no option turns off
         model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, **source).eval()
@@ -131,7 +131,7 @@ def _half_step(weight: Tensor, scheme: str) -> Tensor:
     return half
 
 
-def _open(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+def open_gguf(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
     """The export's GGUF file, its keys, and its tensors: float32, or int64 as they are."""
     path = next(folder.glob("*.gguf"))
     reader = gguf.GGUFReader(path)
@@ -150,7 +150,7 @@ def _halves_apart(rows: Tensor, heads: int) -> Tensor:
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def _scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
+def rope_scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
     """Rope scaling of a file's keys, without the architecture, as transformers names it."""
     if not (kind := own.get("rope.scaling.type")):
         return None

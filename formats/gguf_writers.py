@@ -38,8 +38,7 @@ def eagle3_gguf(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Exp
         count = counts.get(source.name.split(".")[-2])
         sources.append(interleaved(source, count) if count else source)
     if checkpoint.small_vocabulary:
-        d2t = from_entry(checkpoint.tensors["d2t"])
-        sources.append(replace(d2t, chunks=lambda: _absolute(d2t)))
+        sources.append(absolute_ids(from_entry(checkpoint.tensors["d2t"])))
     config["max_position_embeddings"] = first_set(checkpoint.base, "max_position_embeddings", "n_positions")
     inputs = [layer + 1 for layer in checkpoint.aux_layers]
     keys = {
@@ -61,7 +60,11 @@ def draft_gguf(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Expo
     return replace(plan, weights="draft-f32.gguf")
 
 
-def _absolute(d2t: TensorSource) -> Iterator[bytes]:
+def absolute_ids(d2t: TensorSource) -> TensorSource:
     """Token ids of the base model, from the offsets that drafts have."""
-    offsets = array.array("q", b"".join(d2t.chunks()))
-    yield array.array("q", (draft_id + offset for draft_id, offset in enumerate(offsets))).tobytes()
+
+    def chunks() -> Iterator[bytes]:
+        offsets = array.array("q", b"".join(d2t.chunks()))
+        yield array.array("q", (draft_id + offset for draft_id, offset in enumerate(offsets))).tobytes()
+
+    return replace(d2t, chunks=chunks)

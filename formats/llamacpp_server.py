@@ -9,6 +9,7 @@ import xllamacpp
 
 TYPES = {
     "draft-eagle3": "COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3",
+    "draft-dflash": "COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH",
     "draft-simple": "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE",
     "ngram-simple": "COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE",
 }

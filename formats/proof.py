@@ -143,11 +143,12 @@ def difference(expected: Tensor, actual: Tensor) -> float:
 
 @torch.no_grad()
 def compare_drafts(draft: Any, reader: Any, base: Any, reporter: Reporter | None = None) -> DraftComparison:
-    """Compare `draft` with the `reader` of an export. Raises ValueError or KeyError with the file and the key if the
-    reader cannot run. Inside `use_reporter`, raises Cancelled if a stop is requested; this is checked before every
-    layer of the base model and at every read of a large file."""
+    """Compare `draft` with the `reader` of an export, by the reader's own `sides` if it has them. Raises ValueError or
+    KeyError with the file and the key if the reader cannot run. Inside `use_reporter`, raises Cancelled if a stop is
+    requested; this is checked before every layer of the base model and at every read of a large file."""
     reporter = reporter or SilentReporter()
-    sides = {"medusa": _Heads, "peagle": _Parallel, "draft": _Models}.get(draft.method, _Eagles)(draft, reader, base)
+    by_method = {"medusa": _Heads, "peagle": _Parallel, "draft": _Models}
+    sides = (getattr(reader, "sides", None) or by_method.get(draft.method, _Eagles))(draft, reader, base)
     proof = DraftComparison()
     with _stoppable(base):
         for done, passage in enumerate(passages(base, sides.layers)):
@@ -189,7 +190,7 @@ class _Eagles:
         rows, tokens = len(passage.ids) - 1, passage.ids[1:]
         features = _features(self.draft, passage, rows)
         expected = self.draft.logits(_step(self.draft, features, tokens)[0])
-        rounded = self.draft.logits(_step(self.draft, _rounded(features), tokens)[0])
+        rounded = self.draft.logits(_step(self.draft, rounded_features(features), tokens)[0])
         self.rounding = max(self.rounding, difference(expected, rounded))
         yield expected, self.reader.logits(_step(self.reader, _features(self.reader, passage, rows), tokens)[0])
 
@@ -237,7 +238,7 @@ def _step(side: Any, features: Tensor, tokens: Sequence[int]) -> Tensor:
     return side(features, ids, torch.arange(len(tokens), device=features.device)[None])
 
 
-def _rounded(features: Tensor) -> Tensor:
+def rounded_features(features: Tensor) -> Tensor:
     """Features with a relative error of one rounding, with alternating signs."""
     signs = torch.ones(features.shape[-1], device=features.device, dtype=features.dtype)
     signs[::2] = -1

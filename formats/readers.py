@@ -200,30 +200,30 @@ def rotated(x: Tensor, config: Mapping[str, Any]) -> Tensor:
 
 def eagle_vllm(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
     """EagleLlamaForCausalLM: LlamaModel.fc has no bias; embeddings in the file are used."""
-    config, weights = _open(folder)
+    config, weights = open_folder(folder)
     return LlamaDraft(config, weights, (), torch.arange(config["vocab_size"]), own_embeddings=True)
 
 
 def eagle_sglang(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
     """LlamaForCausalLMEagle: LlamaModel.fc has a bias; embeddings are the target's."""
-    config, weights = _open(folder)
+    config, weights = open_folder(folder)
     return LlamaDraft(config, weights, (), torch.arange(config["vocab_size"]), own_embeddings=False, bias=True)
 
 
 def eagle3_vllm(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
     """Layer ids are passed to the target unchanged: inputs of these layers. t2d is ignored."""
-    config, weights = _open(folder)
+    config, weights = open_folder(folder)
     ids = config.get(IDS) or config.get("eagle_config", {}).get(IDS) or _default_layers(checkpoint)
-    targets, residual = _targets(config, weights, "t2d"), config.get("norm_before_residual", False)
+    targets, residual = target_ids_of(config, weights, "t2d"), config.get("norm_before_residual", False)
     return LlamaDraft(config, weights, tuple(ids), targets, True, residual_after_norm=residual, eagle31=True)
 
 
 def eagle3_speculators(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
     """d2t and t2d are buffers if draft_vocab_size differs from the layer's vocab_size; layer ids as in vLLM."""
-    config, weights = _open(folder)
+    config, weights = open_folder(folder)
     options = {name: config[name] for name in ("draft_vocab_size", "norm_before_fc", "fc_norm", "norm_output")}
     layer = {**config["transformer_layer_config"], **options}
-    targets, residual = _targets(layer, weights, "t2d"), config["norm_before_residual"]
+    targets, residual = target_ids_of(layer, weights, "t2d"), config["norm_before_residual"]
     if "t2d" in weights.tensors and not torch.equal(weights["t2d"].nonzero().flatten(), targets.sort().values):
         raise ValueError("model.safetensors: t2d and d2t contain different tokens.")
     ids = tuple(config.get(IDS) or _default_layers(checkpoint))
@@ -248,10 +248,10 @@ def _parallel(draft: LlamaDraft, config: Mapping[str, Any]) -> ParallelDraft:
 
 def eagle3_sglang(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
     """set_eagle3_layers_to_capture adds one to the ids of eagle_config; hot_token_id = d2t + arange."""
-    config, weights = _open(folder)
+    config, weights = open_folder(folder)
     outputs = config.get("eagle_config", {}).get(IDS)
     ids = tuple(layer + 1 for layer in outputs) if outputs else _default_layers(checkpoint)
-    return LlamaDraft(config, weights, ids, _targets(config, weights, "t2d"), False, eagle31=True)
+    return LlamaDraft(config, weights, ids, target_ids_of(config, weights, "t2d"), False, eagle31=True)
 
 
 eagle3_modelopt = eagle3_sglang
@@ -261,13 +261,13 @@ eagle3_modelopt = eagle3_sglang
 def eagle3_trtllm(folder: Path, checkpoint: CheckpointFiles) -> LlamaDraft:
     """Outputs of the layers in the YAML. d2t is a parameter only if draft_vocab_size differs from vocab_size. Of the
     options of EAGLE-3.1, `norm_before_fc` is read in eagle_config."""
-    config, weights = _open(folder)
+    config, weights = open_folder(folder)
     config["norm_before_fc"] = config["eagle_config"].get("norm_before_fc")
     ids = tuple(layer + 1 for layer in sorted(checkpoint.aux_layers))
-    return LlamaDraft(config, weights, ids, _targets(config, weights), False, eagle31=True)
+    return LlamaDraft(config, weights, ids, target_ids_of(config, weights), False, eagle31=True)
 
 
-def _open(folder: Path) -> tuple[dict[str, Any], Weights]:
+def open_folder(folder: Path) -> tuple[dict[str, Any], Weights]:
     config = read_json(folder / "config.json")
     return config, Weights(folder / "model.safetensors", config.get(CONFIG))
 
@@ -278,7 +278,7 @@ def _default_layers(checkpoint: CheckpointFiles) -> tuple[int, int, int]:
     return (2, n // 2, n - 3)
 
 
-def _targets(config: Mapping[str, Any], weights: Weights, *skipped: str) -> Tensor:
+def target_ids_of(config: Mapping[str, Any], weights: Weights, *skipped: str) -> Tensor:
     """Token id of the base model for every column; `skipped` are tensors that the loader ignores."""
     weights.used.update(name for name in skipped if name in weights.tensors)
     columns = torch.arange(config.get("draft_vocab_size") or config["vocab_size"])
@@ -313,7 +313,7 @@ class Medusa:
 def medusa_vllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     """MedusaConfig reads the number of heads (layers) from the last key that contains `num` and `heads` (`layers`).
     With `original_lm_head` all heads share lm_heads.0."""
-    config, weights = _open(folder)
+    config, weights = open_folder(folder)
 
     def last(word: str, default: int) -> int:
         return [default, *(value for key, value in config.items() if "num" in key and word in key)][-1]

@@ -31,12 +31,21 @@ PEAGLE = frozenset({"mask_token_id", "num_depths"})
 MEDUSA = frozenset(
     {"hidden_size", "vocab_size", "medusa_num_heads", "medusa_num_layers", "medusa_tie_lm_head", "draft_vocab_size"}
 )
+DFLASH = frozenset(
+    {
+        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+        *("rms_norm_eps", "rope_theta", "rope_scaling", "vocab_size", "qk_norm", "attention_bias", "output_bias"),
+        *("dflash_num_layers", "block_size", "mask_token_id", "aux_layers", "draft_vocab_size"),
+    }
+)
 PARTS = r"self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|hidden_norm|\w+_layernorm"
 EAGLE3_TENSORS = rf"((fc|norm|lm_head|input_norm|fc_norm\.\d+|embed_tokens)|layers\.\d+\.({PARTS}))\.weight|d2t|t2d"
 TENSORS = {
     "eagle": rf"fc\.(weight|bias)|embed_tokens\.weight|layers\.\d+\.({PARTS})\.weight",
     "eagle3": EAGLE3_TENSORS,
     "peagle": rf"{EAGLE3_TENSORS}|mask_hidden",
+    "dflash": rf"((fc|norm|hidden_norm|lm_head)|layers\.\d+\.({PARTS}|self_attn\.[qk]_norm))\.weight|d2t"
+    r"|layers\.\d+\.self_attn\.[qkvo]_proj\.bias",
     "medusa": r"blocks\.\d+\.\d+\.linear\.(weight|bias)|lm_heads\.\d+\.weight|d2t",
 }
 """Names of a draft's tensors that every server reads, by method."""
@@ -80,7 +89,7 @@ def known_only(known: frozenset[str]) -> Refusal:
 
 
 def ascending_layers(server: str, checkpoint: CheckpointFiles) -> str:
-    """EAGLE-3: servers collect hidden states while the layers run, so each layer once and in ascending order."""
+    """EAGLE-3, DFlash: servers collect hidden states while the layers run, each layer once and in ascending order."""
     ids = checkpoint.aux_layers
     if list(ids) != sorted(set(ids)) or min(ids) < 0:
         return (
@@ -140,6 +149,23 @@ def plain_eagle(server: str, checkpoint: CheckpointFiles) -> str:
     return ""
 
 
+def base_vocabulary(server: str, checkpoint: CheckpointFiles) -> str:
+    """DFlash: the server uses the base model's lm_head, so that the draft has all its tokens."""
+    if not checkpoint.small_vocabulary:
+        return ""
+    return (
+        f"The draft has {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens, and {server} always uses the "
+        "base model's lm_head. Train with draft_vocab_size=0."
+    )
+
+
+def no_biases(server: str, checkpoint: CheckpointFiles) -> str:
+    """DFlash: attention without biases."""
+    if not checkpoint.config.get("attention_bias"):
+        return ""
+    return f"The draft's attention has biases (attention_bias), which {server} does not read."
+
+
 def residual_blocks(server: str, checkpoint: CheckpointFiles) -> str:
     """Medusa: every head has at least one residual block."""
     if checkpoint.config["medusa_num_layers"] > 0:
@@ -175,7 +201,7 @@ def llama_layers(server: str, checkpoint: CheckpointFiles) -> str:
 
 
 def gguf_base(server: str, checkpoint: CheckpointFiles) -> str:
-    """EAGLE-3: the server loads the base model from a GGUF file too, and the draft's file has its tokenizer."""
+    """EAGLE-3, DFlash: the server loads the base model from a GGUF file too, and the draft's file has its tokenizer."""
     if reason := rope_reason(rope_parameters(checkpoint.config)):
         return f"The draft: {reason}"
     if max(checkpoint.aux_layers) + 1 >= checkpoint.base_layers:

@@ -28,7 +28,9 @@ def drafted_tokens(checkpoint: CheckpointFiles) -> int:
     if tree := drafting.get("tree"):
         return max(map(len, tree))
     if depth := _positive(drafting, "depth"):
-        return depth + (checkpoint.method != "draft")  # EAGLE's depth does not count the first level
+        return depth + (checkpoint.method in ("eagle", "eagle3", "peagle"))  # EAGLE's does not count the first level
+    if checkpoint.method == "dflash":
+        return checkpoint.config["block_size"] - 1
     return checkpoint.config.get("num_depths") or DEFAULT_TOKENS.get(checkpoint.method, 3)
 
 
@@ -117,12 +119,15 @@ def sglang(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     drafting, steps = checkpoint.config.get("drafting") or {}, drafted_tokens(checkpoint)
     top_k, nodes = _positive(drafting, "top_k") or 1, _positive(drafting, "nodes")
     nodes = nodes if top_k > 1 and nodes else steps + 1
-    algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE"}.get(checkpoint.method, "EAGLE")
+    algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE", "dflash": "DFLASH"}.get(checkpoint.method, "EAGLE")
+    shape = f"--speculative-num-steps {steps} \\\n  --speculative-eagle-topk {top_k} "
+    if checkpoint.method == "dflash":
+        shape, nodes = "\\\n  ", checkpoint.config["block_size"]
     return _served(
         f"python -m sglang.launch_server --model-path {_model(facts)}{_served_name(facts)} \\\n"
         f"  --speculative-algorithm {algorithm} \\\n"
-        f"  --speculative-draft-model-path {_path(folder)} --speculative-num-steps {steps} \\\n"
-        f"  --speculative-eagle-topk {top_k} --speculative-num-draft-tokens {nodes} --dtype {served_dtype(checkpoint)}",
+        f"  --speculative-draft-model-path {_path(folder)} {shape}"
+        f"--speculative-num-draft-tokens {nodes} --dtype {served_dtype(checkpoint)}",
         facts,
         30000,
     )
@@ -190,19 +195,22 @@ def tgi(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
 def huggingface(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     """A program with `assistant_model`, and the commands of the servers that take a draft model."""
     base, draft = (json.dumps(path, ensure_ascii=False) for path in (facts.model, f"./{folder}"))
+    block = checkpoint.method == "dflash"
+    kind, option = ("AutoModel", ', speculation_type="dflash"') if block else ("AutoModelForCausalLM", "")
+    tokens = "" if block else f"draft.generation_config.num_assistant_tokens = {drafted_tokens(checkpoint)}\n"
     program = (
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f"from transformers import {'AutoModel, ' if block else ''}AutoModelForCausalLM, AutoTokenizer\n\n"
         f"base = AutoModelForCausalLM.from_pretrained({base})\n"
-        f"draft = AutoModelForCausalLM.from_pretrained({draft})\n"
-        f"draft.generation_config.num_assistant_tokens = {drafted_tokens(checkpoint)}\n"
+        f"draft = {kind}.from_pretrained({draft})\n"
+        f"{tokens}"
         f"tokenizer = AutoTokenizer.from_pretrained({base})\n"
         'chat = [{"role": "user", "content": "Why is the sky blue?"}]\n'
         "inputs = tokenizer.apply_chat_template(\n"
         '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True\n)\n'
-        "answer = base.generate(**inputs, assistant_model=draft, do_sample=False, max_new_tokens=200)\n"
+        f"answer = base.generate(**inputs, assistant_model=draft{option}, do_sample=False, max_new_tokens=200)\n"
         "print(tokenizer.decode(answer[0], skip_special_tokens=True))"
     )
-    servers = {"vLLM": vllm, "SGLang": sglang, "TensorRT-LLM": trtllm}
+    servers = {} if block else {"vLLM": vllm, "SGLang": sglang, "TensorRT-LLM": trtllm}
     return f"{fenced_code_block(program, 'python')}\n{_each(servers, checkpoint, facts, folder)}"
 
 
@@ -214,7 +222,7 @@ def draft_model(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> s
 def llamacpp(checkpoint: CheckpointFiles, facts: CardFacts, folder: str, file: str = "") -> str:
     """llama-server drafts chains with the draft's `file`. The base model is a GGUF file too, which the workbench
     writes; any other GGUF file of the same model does as well."""
-    kind = "draft-simple" if checkpoint.method == "draft" else "draft-eagle3"
+    kind = {"draft": "draft-simple", "dflash": "draft-dflash"}.get(checkpoint.method, "draft-eagle3")
     path, (tokens, _) = _path(f"{folder}/{file}"), served_tokens(checkpoint, facts, "llama.cpp")
     command = (
         f"speculoos models gguf {shlex.quote(facts.name)} --out base-f16.gguf\n"

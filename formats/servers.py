@@ -14,6 +14,7 @@ from formats.gguf_files import typed
 from formats.plan import ExportPlan
 from formats.quantized import quantized_plan
 from formats.refusals import (
+    DFLASH,
     EAGLE,
     EAGLE3,
     EAGLE31,
@@ -22,10 +23,12 @@ from formats.refusals import (
     REFERENCE_MEDUSA,
     Refusal,
     ascending_layers,
+    base_vocabulary,
     gguf_base,
     gguf_model,
     known_only,
     llama_layers,
+    no_biases,
     norms_read,
     one_layer,
     plain_eagle,
@@ -42,6 +45,8 @@ class Layout:
 
     servers: str
     refusals: tuple[Refusal, ...] = ()
+    modules: str = ""
+    """Prefix of the modules with its writers and readers, if they are not those of the format."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,9 @@ class Format:
 
         An 8-bit format has those of the format it is named after.
         """
-        return getattr(importlib.import_module(f"formats.{self.modules}{part}s"), f"{method}_{self.unquantized}")
+        layout = self.layout(method)
+        modules = (layout.modules if layout else "") or self.modules
+        return getattr(importlib.import_module(f"formats.{modules}{part}s"), f"{method}_{self.unquantized}")
 
     def plan(self, checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
         """What the writer of the checkpoint's method plans, with quantized layers in an 8-bit format."""
@@ -101,6 +108,10 @@ class Format:
         if self.modules == "gguf_":
             return typed(plan, self.scheme or "f32")
         return quantized_plan(plan, self.scheme) if self.scheme else plan
+
+
+def _dflash(servers: str, *refusals: Refusal) -> Layout:
+    return Layout(servers, (*refusals, known_only(DFLASH)), "dflash_")
 
 
 OWN = Format("own", "Speculoos", {ANY: Layout("Speculoos")}, serve.speculoos)
@@ -119,16 +130,18 @@ VLLM = Format(
             (ascending_layers, known_only(EAGLE31 | PEAGLE | {"own_embeddings", "target_hidden_size"})),
         ),
         "medusa": Layout("vLLM 0.29 to 0.32 (0.33 removed Medusa)", REFERENCE_MEDUSA),
+        "dflash": _dflash("vLLM 0.32", ascending_layers),
     },
     serve=serve.vllm,
     unsupported={
         "draft": "vLLM serves a standalone draft from its Hugging Face folder; use the format huggingface.",
     },
 )
-"""vLLM: EAGLE-1, EAGLE-3, P-EAGLE, and Medusa in the versions that support it.
+"""vLLM: EAGLE-1, EAGLE-3, P-EAGLE, DFlash, and Medusa in the versions that support it.
 
-Sources: vllm/model_executor/models/{llama_eagle,llama_eagle3,medusa}.py, transformers_utils/configs/{eagle,medusa}.py,
-v1/worker/gpu_model_runner.py, v1/spec_decode/llm_base_proposer.py (parallel drafting).
+Sources: vllm/model_executor/models/{llama_eagle,llama_eagle3,medusa,qwen3_dflash}.py,
+transformers_utils/configs/{eagle,medusa}.py, v1/worker/gpu_model_runner.py, v1/spec_decode/llm_base_proposer.py
+(parallel drafting), v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (layer ids).
 """
 
 SPECULATORS = Format(
@@ -143,6 +156,7 @@ SPECULATORS = Format(
             "speculators 0.9, vLLM 0.32, 0.33",
             (three_layers, ascending_layers, known_only((EAGLE31 | PEAGLE | {"own_embeddings"}) - {"fc_norm"})),
         ),
+        "dflash": _dflash("speculators 0.9, vLLM 0.32", ascending_layers),
     },
     serve=serve.speculators,
     unsupported={
@@ -151,9 +165,10 @@ SPECULATORS = Format(
         "draft": "speculators supports heads, not whole models; use the format huggingface.",
     },
 )
-"""speculators, vLLM's own format for drafts: EAGLE-3 and P-EAGLE. vLLM does not read `fc_norm` in P-EAGLE's config.
+"""speculators, vLLM's own format for drafts: EAGLE-3, P-EAGLE and DFlash. vLLM does not read `fc_norm` in
+P-EAGLE's config.
 
-Sources: speculators/models/{eagle3,peagle}/{config,core}.py, speculators/model.py (DraftVocabMixin),
+Sources: speculators/models/{eagle3,peagle,dflash}/{config,core}.py, speculators/model.py (DraftVocabMixin),
 speculators/config.py; vllm/transformers_utils/configs/speculators/algos.py.
 """
 
@@ -163,6 +178,7 @@ SGLANG = Format(
     layouts={
         "eagle": Layout("SGLang 0.5", (plain_eagle, known_only(EAGLE | {"fc_bias"}))),
         "eagle3": Layout("SGLang 0.5", (*REFERENCE_EAGLE3, known_only(EAGLE31))),
+        "dflash": _dflash("SGLang 0.5; z-lab/dflash", ascending_layers, base_vocabulary),
     },
     serve=serve.sglang,
     unsupported={
@@ -170,9 +186,10 @@ SGLANG = Format(
         "draft": "SGLang serves a standalone draft (STANDALONE) from its Hugging Face folder; use huggingface.",
     },
 )
-"""SGLang: EAGLE (EAGLE-1 and 2) and EAGLE-3.
+"""SGLang: EAGLE (EAGLE-1 and 2), EAGLE-3 and DFlash.
 
-Sources: sglang/srt/models/{llama_eagle,llama_eagle3}.py, model_executor/model_runner.py, set_eagle3_layers_to_capture.
+Sources: sglang/srt/models/{llama_eagle,llama_eagle3,dflash}.py, model_executor/model_runner.py,
+set_eagle3_layers_to_capture, set_dflash_layers_to_capture, speculative/dflash_utils.py.
 """
 
 TRTLLM = Format(
@@ -184,6 +201,7 @@ TRTLLM = Format(
     },
     serve=serve.trtllm,
     unsupported={
+        "dflash": "TensorRT-LLM does not support DFlash drafts in this layout; vLLM, SGLang and llama.cpp do.",
         "eagle": "TensorRT-LLM's PyTorch backend supports EAGLE-3 only; its engines, which supported EAGLE-1, were "
         "removed after 1.2.",
         "draft": "TensorRT-LLM serves a standalone draft (DraftTarget) from its Hugging Face folder; use huggingface.",
@@ -234,11 +252,18 @@ modelopt/torch/speculative/plugins/modeling_eagle.py.
 HUGGINGFACE = Format(
     name="huggingface",
     title="Hugging Face",
-    layouts={"draft": Layout("transformers 5 (assistant_model); vLLM, SGLang and TensorRT-LLM as a draft model")},
+    layouts={
+        "draft": Layout("transformers 5 (assistant_model); vLLM, SGLang and TensorRT-LLM as a draft model"),
+        "dflash": _dflash("transformers 5.24 (assistant_model, speculation_type dflash)", base_vocabulary, no_biases),
+    },
     serve=serve.huggingface,
     default_reason="transformers takes whole models as assistants, not heads on the base model's hidden states.",
 )
-"""A standalone draft as a Hugging Face folder: `assistant_model` in transformers, a draft model in the servers."""
+"""A standalone draft as a Hugging Face folder: `assistant_model` in transformers, a draft model in the servers. A
+DFlash draft in the names of transformers' only class for them, of Muse Glimmer.
+
+Sources: transformers/models/muse_glimmer_assistant/, generation/candidate_generator.py.
+"""
 
 GGUF = Format(
     name="gguf",
@@ -256,6 +281,7 @@ GGUF = Format(
             ),
         ),
         "draft": Layout("llama.cpp, tried in xllamacpp 2026.10; programs that embed it", (gguf_model,)),
+        "dflash": _dflash("llama.cpp, tried in xllamacpp 2026.10; programs that embed it", no_biases, gguf_base),
     },
     serve=serve.llamacpp,
     unsupported={
@@ -267,7 +293,7 @@ GGUF = Format(
 )
 """One GGUF file in float32, for llama.cpp; `gguf-f16` and `gguf-q8_0` round its matrices.
 
-Sources: llama.cpp src/models/eagle3.cpp, conversion/{base,llama,qwen,phi}.py, common/arg.cpp.
+Sources: llama.cpp src/models/{eagle3,dflash}.cpp, conversion/{base,llama,qwen,phi}.py, common/{arg,speculative}.cpp.
 """
 
 PRECISIONS = {"fp8": ("FP8", "fp8"), "int8": ("int8", "w8a8")}
@@ -278,6 +304,7 @@ def _quantized(record: Format, layouts: Mapping[str, Layout], **changes: Any) ->
     """The 8-bit formats of a record."""
     reasons = {
         "medusa": f"{record.title} does not quantize the layers of Medusa heads; use the format {record.name}.",
+        "dflash": f"DFlash drafts are not quantized for {record.title}; use the format {record.name}.",
         **record.unsupported,
     }
     return [

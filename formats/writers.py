@@ -29,7 +29,7 @@ def eagle_vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Expo
     """vLLM derives the class from method and architecture: LlamaForCausalLM becomes EagleLlamaForCausalLM. Its `fc` has
     no bias. The tensors have the reference's names; embeddings and lm_head are the target's."""
     tensors = [from_entry(entry) for entry in checkpoint.tensors.values()]
-    return ExportPlan(tensors, _llama_config(checkpoint, "LlamaForCausalLM"))
+    return ExportPlan(tensors, layer_config(checkpoint, "LlamaForCausalLM"))
 
 
 def eagle_sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
@@ -37,7 +37,7 @@ def eagle_sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Ex
     plan = eagle_vllm(checkpoint, base, facts)
     dtype, size = checkpoint.written_type, checkpoint.hidden_size
     zeros = [] if "fc.bias" in checkpoint.tensors else [constant("fc.bias", dtype, (size,), bytes(SIZES[dtype] * size))]
-    return ExportPlan([*plan.tensors, *zeros], _llama_config(checkpoint, "LlamaForCausalLMEagle"))
+    return ExportPlan([*plan.tensors, *zeros], layer_config(checkpoint, "LlamaForCausalLMEagle"))
 
 
 def eagle3_vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
@@ -67,7 +67,7 @@ def eagle3_speculators(checkpoint: CheckpointFiles, base: Any, facts: CardFacts)
             "proposal_methods": [proposal],
             "verifier": {"name_or_path": facts.location, "architectures": checkpoint.base.get("architectures") or []},
         },
-        "transformer_layer_config": _llama_config(checkpoint, "LlamaForCausalLM"),
+        "transformer_layer_config": layer_config(checkpoint, "LlamaForCausalLM"),
         "draft_vocab_size": checkpoint.draft_vocab_size,
         "target_hidden_size": None,
         **_norms(checkpoint),
@@ -203,10 +203,10 @@ def draft_huggingface(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) 
     return ExportPlan(tensors, config, copies=tuple(tokenizer), texts={"generation_config.json": text})
 
 
-def _llama_config(checkpoint: CheckpointFiles, architecture: str) -> dict[str, Any]:
-    """config.json of a draft with Llama layers. Rotary settings are the draft's own: drafts trained in the workbench
-    have no rope scaling even if the base model has. Both keys of the type are written, since servers read one or the
-    other."""
+def layer_config(checkpoint: CheckpointFiles, architecture: str) -> dict[str, Any]:
+    """config.json of a draft with layers like Llama's. Rotary settings are the draft's own: drafts trained in the
+    workbench have no rope scaling even if the base model has. Both keys of the type are written, since servers read one
+    or the other."""
     bos = checkpoint.base.get("bos_token_id")
     return {
         "architectures": [architecture],
@@ -229,7 +229,7 @@ def _llama_config(checkpoint: CheckpointFiles, architecture: str) -> dict[str, A
 
 def _eagle3_config(checkpoint: CheckpointFiles, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:
     return {
-        **_llama_config(checkpoint, architecture),
+        **layer_config(checkpoint, architecture),
         "draft_vocab_size": checkpoint.draft_vocab_size,
         "target_hidden_size": checkpoint.config.get("target_hidden_size") or checkpoint.hidden_size,
         "eagle_config": {"use_aux_hidden_state": True, **ids},

@@ -27,7 +27,7 @@ from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.files import new_folder
 from training.batches import Batch, DataStats, TokenizedConversation, collate, make_conversation
 from training.masks import mask_conversation
-from training.method import make_method
+from training.method import make_method, with_draws
 from training.samples import ModelAnswer, copy_as_loaded, draft_answer
 from training.token_files import row_info
 
@@ -120,8 +120,8 @@ class TrainableDraft(PreTrainedModel):
                 f"The batch is on {input_ids.device} and the frozen base on {self.base.device}; "
                 "load the base on the device that trains (for Trainer: TrainingArguments.device)."
             )
-        features = self.method.features(Batch(input_ids, mask, lengths))
         seed = int(torch.randint(2**31, ()))  # a resumed Trainer restores the generator's state
+        features = with_draws(self.method, self.method.features(Batch(input_ids, mask, lengths)), seed)
         weights = torch.tensor(self.method.weights, device=input_ids.device)
         scale = weights / self.method.counts(features).clamp(min=1)
         return {"loss": self.method(features, seed, scale).loss}

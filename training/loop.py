@@ -33,7 +33,7 @@ from training import resume_points
 from training.acceptance import Acceptance, StepMetrics, eval_values, measure_acceptance
 from training.batches import DataStats, load_conversations, split_held_out
 from training.hidden_states.prefetcher import FeatureSource, ServerWaitMonitor, StatesLocation, connect_prefetcher
-from training.method import make_method
+from training.method import make_method, with_draws
 from training.samples import can_be_sampled, sample
 from training.setup import lr_factor, make_accelerator, nonfinite_loss_error, prepare, translate_errors
 from training.sharding import full_tensor, full_tensors, mixed_with_plain_tensors
@@ -201,6 +201,7 @@ class Trainer:
         features = [self._features(micro_batch) for micro_batch in micro_batches]
         if self.step == 0:
             self._log_cache_size(len(self.stream) * feature_bytes(features[0]))
+        features = [with_draws(self.method, f, self._seed(n)) for f, n in zip(features, micro_batches, strict=True)]
         counts = self._all_reduce_sum(torch.stack([self.method.counts(f) for f in features]).sum(0))
         scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
         self.wrapped.train()
@@ -226,12 +227,15 @@ class Trainer:
 
     def _backward(self, micro_batch: int, features: dict[str, Tensor], scale: Tensor) -> None:
         """Gradient of Σ_k scale_k · sum_k. DDP and FSDP take the mean over processes, hence the factor."""
-        seed = (self.config.seed * 1_000_003 + micro_batch) % 2**63
+        seed = self._seed(micro_batch)
         torch.manual_seed(seed)  # for draft models with dropout
         with self.accelerator.autocast():
             outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
         self.accelerator.backward(outcome.loss)
         self.step_metrics.add((outcome.loss_sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
+
+    def _seed(self, micro_batch: int) -> int:
+        return (self.config.seed * 1_000_003 + micro_batch) % 2**63
 
     def _log_step(self, lr: float, norm: float, micro_batches: list[int]) -> None:
         tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in micro_batches))

@@ -9,6 +9,7 @@ log-softmax and its exponential would need four. Derivatives overwrite the logit
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -111,6 +112,42 @@ def _weights_of(weights: Tensor | None, rows: slice) -> Callable[[Tensor], Tenso
     return None if weights is None else lambda _losses: weights[rows]
 
 
+def block_loss(
+    x: Tensor,
+    head: Head,
+    labels: Tensor,
+    weigh: Callable[[Tensor, Tensor], Tensor],
+    scale: Tensor,
+    kind: str = "ce",
+    targets: tuple[Tensor, Head, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted loss of blocks of K positions: (scalar scale[0]·loss_sums[0], loss_sums [1] without gradient, hits bool
+    [N, K]). x [N, K, H]; labels [N, K], −100 for positions that do not count. kind: ce against the labels, else as in
+    `soft_loss`, against the distributions of `targets`: hidden states [S, H'], their head, and the index [N, K] of each
+    position's. `weigh(losses, counted)`, both [n, K], gives the weights of a few blocks, without gradient. A hit: the
+    label."""
+    size = labels.shape[1]
+
+    def parts() -> Iterator[_Part]:
+        teacher_of = _Logits(*targets[:2]) if targets else None
+        for blocks in _chunks(len(labels), head.weight, size):
+            counted, rows = labels[blocks] >= 0, slice(blocks.start * size, blocks.stop * size)
+            ids = labels[blocks].clamp(min=0).flatten()
+            weights = partial(_block_weights, weigh, counted)
+            if teacher_of is None:
+                yield _Part(0, rows, ids, _label_loss, ids, None, weights)
+            else:
+                needed, target_rows = targets[2][blocks].unique(return_inverse=True)
+                yield _Part(0, rows, ids, DISTANCES[kind], teacher_of(needed), target_rows.flatten(), weights)
+
+    loss, loss_sums, hits = _ChunkedLoss.apply(x.flatten(0, 1), head.weight, head.bias, head, parts(), scale)
+    return loss, loss_sums, hits.view(labels.shape)
+
+
+def _block_weights(weigh: Callable[[Tensor, Tensor], Tensor], counted: Tensor, losses: Tensor) -> Tensor:
+    return (weigh(losses.view(counted.shape), counted) * counted).flatten()
+
+
 class _Part(NamedTuple):
     """Rows of x in one chunk, for loss term `term`: the target's top tokens `top_ids` [n], and the distance of the
     rows' logits to `target`, or to its rows `target_rows`. `weigh` maps the rows' losses to their weights; None: 1."""
@@ -164,7 +201,7 @@ class _Logits:
         rows = 0 if self.unbuffered else min(_chunk_rows(weight), len(x))
         self.buffer = torch.empty(rows, len(weight), device=weight.device)
 
-    def __call__(self, part: slice) -> Tensor:
+    def __call__(self, part: slice | Tensor) -> Tensor:
         x = self.x[part].to(self.weight.dtype)
         logits = product(x, self.weight) if self.unbuffered else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
         return apply_logit_rule_(logits if self.head.bias is None else logits.add_(self.head.bias), self.head.rule)
@@ -287,6 +324,7 @@ def _chunk_rows(weight: Tensor) -> int:
     return max(LOSS_CHUNK_FLOATS["cuda" if weight.is_cuda else "cpu"] // max(len(weight), 1), 16)
 
 
-def _chunks(rows: int, weight: Tensor) -> list[slice]:
-    size = _chunk_rows(weight)
+def _chunks(rows: int, weight: Tensor, each: int = 1) -> list[slice]:
+    """Slices of `rows` things that have `each` rows of logits."""
+    size = max(_chunk_rows(weight) // each, 1)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]

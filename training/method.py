@@ -5,7 +5,8 @@ the training conversations if it has `needs_conversations`. It has `draft`, `dep
 `features(batch, states=None)` (frozen base, no gradient, cacheable; `states` are the hidden states of
 `required_states(batch)` computed by another process), `counts(features)`, `forward(features, seed, scale) -> Outcome`
 and `drafted(features) -> Outcome` (hits of a greedy chain by depth, for the accepted length). The loop passes
-scale[k] = weight_k / count_k, with the count over all micro-batches of the step.
+scale[k] = weight_k / count_k, with the count over all micro-batches of the step. A method whose counts depend on random
+choices has `draw(features, seed) -> features`, which adds them to the (cached) features before `counts` and `forward`.
 """
 
 from typing import Any, NamedTuple
@@ -46,6 +47,11 @@ class Outcome(NamedTuple):
     hits: Tensor
     valid: Tensor
     ranks: Tensor | None = None
+
+
+def with_draws(method: Any, features: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """The features with the method's random choices for one step, if it has any."""
+    return method.draw(features, seed) if hasattr(method, "draw") else features
 
 
 def forward_states(base: Any, batch: Batch, required: RequiredStates) -> PaddedStates:

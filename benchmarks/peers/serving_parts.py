@@ -53,8 +53,8 @@ class Product(nn.Module):
     def __init__(self, inputs: int, outputs: int, bias: bool = False, parts: dict[Any, int] | None = None):
         super().__init__()
         self.weight = empty(outputs, inputs)
-        if bias:
-            self.bias = empty(outputs)
+        self.bias = empty(outputs) if bias else None
+        self.quant_method = None
         self.parts = parts or {}
         for param in self.parameters():
             param.weight_loader = self.load if parts else copy_in
@@ -68,8 +68,15 @@ def replicated(input_size: int, output_size: int, bias: bool = False, **_: Any) 
     return Product(input_size, output_size, bias)
 
 
-def qkv(hidden: int, dim: int, heads: int, keys: int, bias: bool = False, **_: Any) -> Product:
-    return Product(hidden, (heads + 2 * keys) * dim, bias, {"q": heads * dim, "k": keys * dim, "v": keys * dim})
+def qkv(
+    hidden_size: int, head_size: int, total_num_heads: int, total_num_kv_heads: int, bias: bool = False, **_: Any
+) -> Product:
+    q, k = total_num_heads * head_size, total_num_kv_heads * head_size
+    return Product(hidden_size, q + 2 * k, bias, {"q": q, "k": k, "v": k})
+
+
+def merged(input_size: int, output_sizes: list[int], bias: bool = False, **_: Any) -> Product:
+    return Product(input_size, sum(output_sizes), bias, dict(enumerate(output_sizes)))
 
 
 class PeerRows(nn.Module):
@@ -85,6 +92,7 @@ class Norm(nn.Module):
     def __init__(self, width: int, *_args: Any, **_further: Any):
         super().__init__()
         self.weight = empty(width)
+        self.variance_epsilon = 0.0
 
 
 class SelfAttention(nn.Module):
@@ -98,10 +106,10 @@ class SelfAttention(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    def __init__(self, hidden: int, inner: int, *_args: Any, **_further: Any):
+    def __init__(self, hidden_size: int, intermediate_size: int, *_args: Any, **_further: Any):
         super().__init__()
-        self.gate_up_proj = Product(hidden, 2 * inner, parts={0: inner, 1: inner})
-        self.down_proj = Product(inner, hidden)
+        self.gate_up_proj = merged(hidden_size, [intermediate_size] * 2)
+        self.down_proj = Product(intermediate_size, hidden_size)
 
 
 class PeerDecoderLayer(nn.Module):
@@ -177,14 +185,27 @@ def nothing(*_args: Any, **_further: Any) -> Iterator[None]:
     yield
 
 
+ROPE = SimpleNamespace(head_size=0, cos_sin_cache=None, is_neox_style=True)
 PARTS = {
     **dict.fromkeys(("VocabParallelEmbedding", "ParallelLMHead"), PeerRows),
-    **{"RMSNorm": Norm, "QKVParallelLinear": qkv, "ReplicatedLinear": replicated, "LlamaMLP": GatedMlp},
-    **{"LlamaDecoderLayer": PeerDecoderLayer, "LlamaForCausalLM": CausalLM, "AutoWeightsLoader": Loader},
+    **dict.fromkeys(("LlamaForCausalLM", "Qwen3ForCausalLM"), CausalLM),
+    **dict.fromkeys(("LlamaMLP", "Qwen2MLP"), GatedMlp),
+    **dict.fromkeys(("ReplicatedLinear", "RowParallelLinear"), replicated),
+    **{"RMSNorm": Norm, "QKVParallelLinear": qkv, "MergedColumnParallelLinear": merged},
+    **{"LlamaDecoderLayer": PeerDecoderLayer, "AutoWeightsLoader": Loader},
     **{"support_torch_compile": compiled, "default_weight_loader": copy_in, "WeightsMapper": Mapper},
     "LogitsProcessor": lambda *_args, **_further: nn.Identity(),
     "layer_stack": nothing,
     "get_current_vllm_config": lambda: current,
+    "get_tensor_model_parallel_world_size": lambda: 1,
+    "get_tensor_model_parallel_rank": lambda: 0,
+    "get_parallel": lambda: SimpleNamespace(tp_size=1),
+    "current_platform": SimpleNamespace(is_rocm=lambda: False),
+    "is_npu": lambda: False,
+    "get_compiler_backend": lambda: "eager",
+    "get_rope_config": lambda config: (config.rope_parameters["rope_theta"], None),
+    "get_rope": lambda *_args, **_further: ROPE,
+    "get_hf_file_bytes": lambda *_: None,
     "get_draft_quant_config": lambda _: None,
     "get_spec": lambda: SimpleNamespace(speculative_draft_window_size=None),
     "maybe_prefix": lambda prefix, name: f"{prefix}.{name}",
@@ -214,7 +235,7 @@ def run_source(name: str, source: str) -> types.ModuleType:
     """Execute the source of a server's module with the stand-ins."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
-    module = types.ModuleType(name)
+    module = sys.modules[name] = types.ModuleType(name)
     module.__package__ = name.rpartition(".")[0]
     exec(compile(source, name, "exec"), module.__dict__)
     return module

@@ -227,11 +227,11 @@ def _head(source: DraftSource, hidden: int, own: Tensor | None) -> dict[str, Ten
             "the embeddings are used (tie_word_embeddings is true)" if tied else f"the lm_head of {base.name} is used"
         )
         source.notices.append(f"lm_head.weight: not in the file; {origin}.")
-    d2t, t2d = _vocabulary(source, len(head))
+    d2t, t2d = vocabulary(source, len(head))
     return {"lm_head.weight": head, "d2t": d2t, "t2d": t2d}
 
 
-def _vocabulary(source: DraftSource, size: int) -> tuple[Tensor, Tensor]:
+def vocabulary(source: DraftSource, size: int) -> tuple[Tensor, Tensor]:
     """d2t int64 [size] and t2d bool [V] of a head with `size` rows. `d2t` is optional for a head with all tokens, `t2d`
     always. Raises BadInput if `d2t` is missing, or they contradict each other."""
     base = source.base

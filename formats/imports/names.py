@@ -18,10 +18,12 @@ TITLES = {
     "vllm-eagle3": "EAGLE-3 (vLLM)",
     "speculators": "EAGLE-3 (speculators)",
     "peagle": "P-EAGLE (speculators, vLLM)",
+    "dflash": "DFlash (z-lab, SpecForge, vLLM, SGLang, transformers)",
+    "speculators-dflash": "DFlash (speculators)",
     "model": "causal language model",
 }
 """Title of each layout."""
-SECTIONS = ("eagle_config", "transformer_layer_config", "text_config", "medusa")
+SECTIONS = ("eagle_config", "dflash_config", "transformer_layer_config", "text_config", "medusa")
 """Sections of a config with nested keys, used if the top level does not have the key."""
 HEADS = re.compile(r"^(?:model\.)?medusa_heads?\.")
 MTP = re.compile(r"(?:^|\.)(?:mtp(?:_layers|_block)?\.|eh_proj\.)")
@@ -33,6 +35,11 @@ PREFIXES = ("draft_model.", "eagle_module.", "model.")
 SPECULATORS = {"eagle3": "speculators", "peagle": "peagle"}
 """Layout of each `speculators_model_type`."""
 REQUIRED: Any = object()
+SPECULATORS = {"eagle3": "speculators", "dflash": "speculators-dflash"}
+"""{speculators_model_type: layout}."""
+DFLASH = ("DFlashDraftModel", "MuseGlimmerAssistantModel")
+NEWER_BLOCKS = ("DSpark", "DFlash2")
+"""Methods whose drafts are DFlash's with more parts, as they are named in architectures."""
 VLLM_EAGLE3 = ("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "LlamaEagle3ForCausalLM")
 
 
@@ -74,6 +81,7 @@ def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str
             f"{shown}: these are multi-token prediction (MTP) layers, which belong to a base model; add the base model "
             "that has them in its files, and draft with the drafter mtp."
         )
+    architecture = str((config.get("architectures") or [""])[0])
     if kind := config.get("speculators_model_type"):
         if kind not in SPECULATORS:
             raise Unsupported(
@@ -81,6 +89,10 @@ def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str
                 f"{', '.join(SPECULATORS)}."
             )
         return SPECULATORS[kind]
+    if newer := next((name for name in NEWER_BLOCKS if name in architecture), ""):
+        raise Unsupported(f"{shown}/config.json: {architecture[:60]}: {newer} is not supported; DFlash is.")
+    if config.get("dflash_config") or architecture in DFLASH:
+        return "dflash"
     heads = [HEADS.sub("", name) for name in names]
     blocks = any(LINEAR.fullmatch(name) or VLLM.fullmatch(name) for name in heads)
     if blocks or any(HEADS.match(name) and MATRIX.fullmatch(HEADS.sub("", name)) for name in names):
@@ -90,7 +102,7 @@ def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str
     if "fc.weight" in plain:
         if not plain & {"layers.0.hidden_norm.weight", "d2t", "t2d"}:
             return "eagle"
-        if str((config.get("architectures") or [""])[0]) in VLLM_EAGLE3:
+        if architecture in VLLM_EAGLE3:
             return "vllm-eagle3"
         midlayer = any(name.startswith("midlayer.") for name in names)
         return "modelopt-eagle3" if not midlayer and "t2d" not in plain else "eagle3"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from formats.imports.dflash import read_dflash
 from formats.imports.eagle import read_eagle, read_eagle3
 from formats.imports.medusa import read_medusa
 from formats.imports.names import TITLES, named_base_of
@@ -214,6 +215,8 @@ READERS = {
     "vllm-medusa": read_medusa,
     "eagle": read_eagle,
     "peagle": read_peagle,
+    "dflash": read_dflash,
+    "speculators-dflash": read_dflash,
     "model": _read_model,
 }
 """The reader of each layout in `names.TITLES`; all others are EAGLE-3."""

@@ -16,7 +16,7 @@ from models.methods.settings import Setting, TrainConfig, settings_error, settin
 from speculoos.errors import BadInput, Unsupported
 
 Record = TypeVar("Record")
-BUILT_IN = tuple(f"models.methods.{name}" for name in ("medusa", "eagle", "eagle3", "peagle", "standalone"))
+BUILT_IN = tuple(f"models.methods.{name}" for name in ("medusa", "eagle", "eagle3", "peagle", "dflash", "standalone"))
 
 
 class _Table(UserDict[str, Record]):

@@ -69,7 +69,7 @@ class DraftSize:
 
     parameters: float
     active_parameters: float
-    passes_per_step: int = 1
+    passes_per_step: float = 1
     features: int = 1
     passes_per_evaluation: int = 1
     activations: float = 0.0

@@ -15,6 +15,7 @@ from decoding.generate import seeded_generator
 from decoding.sampling import LogitsWarper
 from decoding.target import Target
 from decoding.tree import shape_from_choices
+from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
@@ -273,16 +274,17 @@ def test_a_standalone_draft_stays_in_step_with_the_text(options, base):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "peagle", "draft"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "peagle", "dflash", "draft"])
 def test_an_empty_tree_drafts_nothing(kind, temperature, base):
     drafts = {
         "medusa": lambda: MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base),
         "eagle": lambda: EagleDraft.from_base(base),
         "eagle3": lambda: Eagle3Draft.from_base(base),
         "peagle": lambda: PEagleDraft.from_base(base),
+        "dflash": lambda: DFlashDraft.from_base(base),
         "draft": lambda: StandaloneDraft.from_base(base, 1),
     }
-    for options in ({"tree": []}, {"depth": 0}) if kind == "draft" else ({"tree": []},):
+    for options in ({"tree": []}, {"depth": 0}) if kind in ("dflash", "draft") else ({"tree": []},):
         target = Target(base, 96)
         drafter = make_drafter(target, drafts[kind]().eval(), options)
         steps = run(target, drafter, ids_of(base, "the quick"), max_tokens=4, temperature=temperature, seed=0)

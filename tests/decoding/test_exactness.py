@@ -12,6 +12,7 @@ from decoding.stats import summarize
 from decoding.target import Target, fast_target
 from decoding.tree import shape_from_choices
 from models.base import load_base
+from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
@@ -36,6 +37,8 @@ DRAFTERS = {
     "peagle chain": ("peagle", {"tree": [[0, 0, 0]]}),
     "peagle static tree": ("peagle", {"tree": TREE}),
     "peagle dynamic tree": ("peagle", {"depth": 3, "top_k": 3, "nodes": 10}),
+    "dflash chain": ("dflash", {"depth": 5}),
+    "dflash tree": ("dflash", {"tree": TREE}),
     "draft chain": ("draft", {"depth": 3}),
     "draft tree": ("draft", {"tree": TREE}),
 }
@@ -50,6 +53,8 @@ ON_FAST = (
     "eagle static tree",
     "eagle3 dynamic tree",
     "peagle static tree",
+    "dflash chain",
+    "dflash tree",
     "draft chain",
     "draft tree",
 )
@@ -66,6 +71,8 @@ def draft_for(method, base, other):
         return Eagle3Draft.from_base(base, draft_ids=torch.arange(0, base.vocab_size, 2))
     if method == "peagle":
         return PEagleDraft.from_base(base, draft_ids=torch.arange(0, base.vocab_size, 2))
+    if method == "dflash":
+        return DFlashDraft.from_base(base, block_size=6, dflash_num_layers=2).eval()
     if method == "draft":
         return types.SimpleNamespace(method="draft", as_base=lambda _base: other)
     return None
@@ -124,7 +131,8 @@ def test_greedy_output_equals_transformers(family, drafter, base_of, noisy_of, r
 def test_the_fast_forward_says_the_same_whatever_drafts(family, base_of, references):
     own = load_base(base_of(family).path)  # the fast forward takes the weights over
     other, (prompt, expected, _) = noisy(own), references[family, PROMPTS[0]]
-    drafts = {name: draft_for(name, own, other) for name in ("none", "medusa", "eagle", "eagle3", "peagle", "draft")}
+    methods = ("none", "medusa", "eagle", "eagle3", "peagle", "dflash", "draft")
+    drafts = {method: draft_for(method, own, other) for method in methods}
     target = fast_target(own, 160)
     assert (target.forward.name == "fast") is (family not in SLOW)
     for method, options in (DRAFTERS[name] for name in ON_FAST):

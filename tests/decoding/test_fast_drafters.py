@@ -6,6 +6,7 @@ import torch
 from decoding.drafters import make_drafter, runners
 from decoding.target import Target, fast_target
 from models.base import LoadedBase, load_base
+from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
@@ -33,6 +34,9 @@ def made(name: str, base: LoadedBase):
         return Eagle3Draft.from_base(base, draft_ids=torch.arange(0, base.vocab_size, 2))
     if name == "peagle":
         return PEagleDraft.from_base(base, draft_ids=torch.arange(0, base.vocab_size, 2))
+    if name.startswith("dflash"):
+        ids = torch.arange(0, base.vocab_size, 2) if name == "dflash-small" else None
+        return DFlashDraft.from_base(base, ids, dflash_num_layers=2)
     if name == "draft":
         return StandaloneDraft.from_base(base, 2)
     return medusa(base, medusa_tie_lm_head=name == "medusa-tied")
@@ -41,7 +45,9 @@ def made(name: str, base: LoadedBase):
 @pytest.mark.parametrize(
     ("name", "family"),
     [*((name, "untied") for name in ("medusa", "medusa-tied", "eagle", "eagle3", "peagle", "draft"))]
-    + [("medusa-tied", "tied"), ("draft", "tied"), ("medusa", "phi"), ("eagle", "phi"), ("eagle3", "phi")],
+    + [("dflash", "untied"), ("dflash-small", "untied")]
+    + [("medusa-tied", "tied"), ("draft", "tied"), ("medusa", "phi"), ("eagle", "phi"), ("eagle3", "phi")]
+    + [("dflash", "phi"), ("dflash-small", "phi"), ("dflash", "tied")],
 )
 def test_a_packed_draft_drafts_the_same_trees(tmp_path, name, family, monkeypatch):
     """Phi's head has a bias."""
@@ -69,7 +75,7 @@ def test_the_parts_a_draft_owns_are_packed(tiny_base):
     assert len(packed) == (6 if packing_works(torch.float32) else 0)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "dflash"])
 def test_a_draft_in_bfloat16_changes_no_token_of_a_float32_base(tiny_base, name):
     base = load_base(tiny_base)
     draft = made(name, base)

@@ -13,6 +13,7 @@ from decoding.step import Step
 from decoding.target import Target
 from decoding.text import TextStream
 from decoding.tree import shape_from_choices
+from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.peagle import PEagleDraft
@@ -123,7 +124,7 @@ def test_a_consumer_may_leave_at_any_step_and_start_again(base, prompt, expected
     assert tokens_of(run(target, drafter, prompt, max_tokens=48)) == expected
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "replay", "eagle", "eagle3", "peagle", "draft"])
+@pytest.mark.parametrize("method", ["none", "ngram", "replay", "eagle", "eagle3", "peagle", "dflash", "draft"])
 def test_a_second_turn_reuses_the_prefix_and_says_the_same(base, prompt, method, monkeypatch):
     computed = []
     target, fresh = Target(base, 200), Target(base, 200)
@@ -136,7 +137,8 @@ def test_a_second_turn_reuses_the_prefix_and_says_the_same(base, prompt, method,
     counting.name = forward.name
     target.forward = counting
     torch.manual_seed(0)
-    draft = {"eagle": EagleDraft, "eagle3": Eagle3Draft, "peagle": PEagleDraft}.get(method)
+    drafts = {"eagle": EagleDraft, "eagle3": Eagle3Draft, "peagle": PEagleDraft, "dflash": DFlashDraft}
+    draft = drafts.get(method)
     draft = draft.from_base(base) if draft else None
     if method == "draft":
         from models.standalone import StandaloneDraft

@@ -20,7 +20,7 @@ from tests.tiny import FAMILIES
 from tests.tools.emulated_cuda import EmulatedCuda, emulated_cuda
 
 PROMPT = list(range(20, 50))
-DRAFTERS = ("none", "ngram", "medusa", "eagle", "eagle3", "peagle", "draft")
+DRAFTERS = ("none", "ngram", "medusa", "eagle", "eagle3", "peagle", "dflash", "draft")
 LENGTH = 3
 TREES = {name: {"tree": TREE} for name in ("eagle", "peagle")}
 TREES |= {"eagle3": {"depth": 2, "top_k": 2, "nodes": 6}, "draft": {"depth": 2}}

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 from decoding.drafters import make_drafter
 from decoding.target import fast_target
 from models.base import load_base
+from models.methods import METHODS
 from models.quantize import quantize_folder
 from models.standalone import StandaloneDraft
 from speculoos.reporting import SilentReporter
@@ -33,7 +34,7 @@ def test_every_drafter_gives_the_quantized_base_its_own_output(make, forward, ba
     expected, gap = greedy(base, prompt, 24)
     assert gap > 1e-4 and expected != greedy(plain, prompt, 24)[0], "another base has another output"
     layers = StandaloneDraft.from_base(base, 1).as_base(base)
-    drafts = {method: draft_for(method, base, layers) for method in ("none", "medusa", "eagle", "eagle3", "draft")}
+    drafts = {method: draft_for(method, base, layers) for method in ("none", *METHODS)}
     target = fast_target(base, 160)
     assert target.forward.name == forward
     for name in ON_FAST:

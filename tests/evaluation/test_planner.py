@@ -120,7 +120,7 @@ def test_traces_and_shares_tell_acceptance(tiny_base):
     assert 1 + sum(curves_of_rates(want.acceptance_by_depth).chain) == pytest.approx(want.mean_accepted_length)
 
 
-@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "peagle", "draft"])
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "peagle", "dflash", "draft"])
 def test_a_plan_of_every_method_predicts_chains_and_trees(tiny_base, method):
     base = load_base(tiny_base)
     draft = draft_for(base, method)

@@ -28,6 +28,7 @@ from evaluation.replay import (
 from models.base import load_base
 from models.chat import render
 from models.checkpoints import load_draft
+from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
@@ -47,6 +48,7 @@ SHAPES = {
     "eagle": ({"depth": 3, "top_k": 1, "nodes": 5}, {"depth": 2, "top_k": 3, "nodes": 8}),
     "eagle3": ({"depth": 3, "top_k": 1, "nodes": 5}, {"tree": [[0, 0, 0], [1, 0], [2]]}),
     "peagle": ({"tree": [[0, 0, 0]]}, {"depth": 2, "top_k": 3, "nodes": 8}),
+    "dflash": ({"depth": 3}, {"tree": [[0, 0, 0], [0, 1], [1]]}),
     "draft": ({"depth": 4}, {"tree": [[0, 0, 0], [0, 1], [1]]}),
 }
 
@@ -58,6 +60,8 @@ def draft_for(base, method: str):
         return MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
     if method == "draft":
         return StandaloneDraft.from_base(base, base.num_layers - 1)
+    if method == "dflash":
+        return DFlashDraft.from_base(base, block_size=4).eval()
     return {"eagle": EagleDraft, "eagle3": Eagle3Draft, "peagle": PEagleDraft}[method].from_base(base)
 
 

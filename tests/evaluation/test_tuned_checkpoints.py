@@ -11,6 +11,7 @@ from evaluation.questions import built_in
 from evaluation.tuning import tune
 from models.base import load_base
 from models.checkpoints import load_draft, save_draft, update_draft_config, verify_sums
+from models.dflash import DFlashDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.peagle import PEagleDraft
@@ -23,12 +24,14 @@ def draft_for(base, method: str):
     torch.manual_seed(0)
     if method == "medusa":
         return MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
+    if method == "dflash":
+        return DFlashDraft.from_base(base, block_size=4).eval()
     if method == "draft":
         return StandaloneDraft.from_base(base, base.num_layers)
     return {"eagle3": Eagle3Draft, "peagle": PEagleDraft}[method].from_base(base)
 
 
-@pytest.mark.parametrize("method", ["medusa", "eagle3", "peagle", "draft"])
+@pytest.mark.parametrize("method", ["medusa", "eagle3", "peagle", "dflash", "draft"])
 def test_a_tuned_draft_can_be_drafted_with(tiny_base, method):
     base = load_base(tiny_base)
     draft = draft_for(base, method)

@@ -67,17 +67,18 @@ PROGRAMS = {
     "curl": known("-H", "-d", alone=1),
 }
 CHOICES = {
-    "--speculative-algorithm": {"EAGLE", "EAGLE3", "STANDALONE"},
+    "--speculative-algorithm": {"EAGLE", "EAGLE3", "STANDALONE", "DFLASH"},
     "--speculative_decoding_mode": {"draft_tokens_external", "medusa"},
     "--dtype": {"float16", "bfloat16"},
     "--backend": {"pytorch"},
-    "--spec-type": {"draft-eagle3", "draft-simple"},
+    "--spec-type": {"draft-eagle3", "draft-simple", "draft-dflash"},
     "--use_paged_context_fmha": {"enable"},
 }
 """Values that a server takes, where it takes only some; of types those that every server's GPU kernels have."""
 IN = {"--checkpoint_dir", "--engine_dir", "--draft_engine_dir"}
 """What an earlier command must have made."""
-VLLM_CONFIG = {"method": {"eagle", "eagle3", "medusa", "draft_model"}, "model": None, "num_speculative_tokens": None}
+VLLM_METHODS = {"eagle", "eagle3", "medusa", "dflash", "draft_model"}
+VLLM_CONFIG = {"method": VLLM_METHODS, "model": None, "num_speculative_tokens": None}
 TRTLLM_CONFIG = {
     "Eagle3": {"max_draft_len", "speculative_model", "eagle3_layers_to_capture"},
     "Draft_Target": {"max_draft_len", "speculative_model"},

@@ -26,6 +26,9 @@ EVERY = (
         "medusa-small",
         "draft",
         "draft-narrow",
+        "dflash",
+        "dflash-small",
+        "dflash-biased",
     ),
 )
 """Those of training, and of published drafts with what only these have."""
@@ -73,6 +76,7 @@ def narrow(base, ids):
 
 def draft_of(name: str, base):
     """A draft of the kind, every weight random."""
+    from models.dflash import DFlashDraft
     from models.eagle import EagleDraft
     from models.eagle3 import Eagle3Draft
     from models.medusa import MedusaConfig, MedusaHeads
@@ -116,6 +120,9 @@ def draft_of(name: str, base):
         "medusa-shared": lambda: medusa(3, 1, True),
         "medusa-small": lambda: medusa(2, 1, True, rows=40, draft_ids=torch.arange(0, 80, 2)),
         "medusa-bare": lambda: medusa(2, 0),
+        "dflash": lambda: DFlashDraft.from_base(base, dflash_num_layers=2, block_size=5, mask_token_id=3),
+        "dflash-small": lambda: DFlashDraft.from_base(base, some, aux_layers=(0, 2, 6), rope_scaling=YARN),
+        "dflash-biased": lambda: DFlashDraft.from_base(base, attention_bias=True, output_bias=True),
         "draft": lambda: StandaloneDraft.from_base(base, 7),
         "draft-narrow": lambda: StandaloneDraft.from_base(base, 8, StandaloneSizes(8, 24, 40, 2, 1)),
     }[name]()

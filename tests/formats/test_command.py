@@ -82,8 +82,8 @@ def test_a_place_where_nothing_can_be_written_is_told_before_the_work(rows, tmp_
 def test_a_forced_export_that_failed_says_so_and_ends_with_1(rows, tmp_path: Path, capsys, monkeypatch) -> None:
     from formats import writers
 
-    real = writers._llama_config
-    monkeypatch.setattr(writers, "_llama_config", lambda *a: {**real(*a), "tie_word_embeddings": True})  # the fault
+    real = writers.layer_config
+    monkeypatch.setattr(writers, "layer_config", lambda *a: {**real(*a), "tie_word_embeddings": True})  # the fault
     words = ["export", "tiny@eagle3", "--format", "vllm", "--out", str(tmp_path / "out")]
     assert main(words) == 1 and not (tmp_path / "out").exists()
     assert "tie_word_embeddings" in capsys.readouterr().err

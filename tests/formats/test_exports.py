@@ -39,6 +39,9 @@ TAKES = {
     "medusa": {"vllm", "trtllm", "medusa"},
     "medusa-shared": {"vllm", "trtllm", "medusa"},
     "medusa-small": set(),
+    "dflash": {"vllm", "speculators", "sglang", "huggingface", "gguf"},
+    "dflash-small": {"vllm", "speculators", "gguf"},
+    "dflash-biased": {"vllm", "speculators", "sglang"},
     "draft": {"huggingface", "gguf"},
     "draft-narrow": {"huggingface", "gguf"},
 }
@@ -53,7 +56,7 @@ SERVED_BY = {
     **{"huggingface": ["transformers", "vllm serve", SGLANG, "trtllm-serve"]},
 }
 """Programs in the README of a format, in this order: every server that the format is said to be for."""
-HALF = ("eagle", "eagle3", "eagle3-small", "medusa", "draft")
+HALF = ("eagle", "eagle3", "eagle3-small", "medusa", "dflash-small", "draft")
 """Of each method one, and those with a map of the vocabulary: a type is cast alike in every tensor."""
 
 
@@ -89,7 +92,8 @@ def check_folder(target, report, name):
     assert report.figures["largest_relative_difference"] <= 1e-4 and report.figures["drafted"] >= 18
     said = (target / "README.md").read_text()
     programs = [program for program in check(said, target.parent, "PATH_OF_THE_BASE") if program != "curl"]
-    assert programs == SERVED_BY.get(name, ENGINE if report.method == "medusa" else ["trtllm-serve"])
+    expected = SERVED_BY.get(name, ENGINE if report.method == "medusa" else ["trtllm-serve"])
+    assert programs == (["transformers"] if (report.method, name) == ("dflash", "huggingface") else expected)
     assert report.subject["tokenizer_sha256"] in said
 
 
@@ -121,6 +125,10 @@ def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
         ("eagle3-each-norm", "gguf", "trained with fc_norm, which llama.cpp does not read"),
         ("eagle3-fused-norm", "gguf", "trained with norm_output, which llama.cpp does not read"),
         ("eagle3-joined-norm", "modelopt", "trained with norm_before_fc, which ModelOpt does not read"),
+        ("dflash-small", "sglang", "draft_vocab_size=0"),
+        ("dflash-small", "huggingface", "draft_vocab_size=0"),
+        ("dflash-biased", "gguf", "attention_bias"),
+        ("dflash", "trtllm", "does not support DFlash"),
     ],
 )
 def test_a_refusal_says_what_stands_in_the_way(kind, name, word, base, checkpoint):
@@ -200,6 +208,20 @@ def test_transformers_takes_the_standalone_draft_as_an_assistant(base, checkpoin
     asked = {"max_new_tokens": 24, "do_sample": False}
     assert torch.equal(base.model.generate(ids, **asked), base.model.generate(ids, assistant_model=draft, **asked))
     assert (tmp_path / "out" / "generation_config.json").is_file()
+
+
+def test_transformers_drafts_with_a_dflash_draft(base, checkpoint, tmp_path):
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    build_export(checkpoint("dflash"), base, "huggingface", tmp_path / "out")
+    draft = AutoModel.from_pretrained(tmp_path / "out")
+    ids = AutoTokenizer.from_pretrained(base.path)("the quick brown fox", return_tensors="pt").input_ids
+    asked, blocks = {"max_new_tokens": 24, "do_sample": False}, []
+    draft.register_forward_hook(lambda *_: blocks.append(1))
+    with torch.no_grad():
+        answer = base.model.generate(ids, assistant_model=draft, speculation_type="dflash", **asked)
+    assert torch.equal(base.model.generate(ids, **asked), answer) and len(blocks) > 10
 
 
 def test_a_zip_holds_the_folder_and_nothing_is_overwritten(base, checkpoint, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from models.base import load_base
+from models.block_attention import BlockBackend
 from models.checkpoints import (
     load_draft,
     load_draft_for_training,
@@ -16,6 +17,7 @@ from models.checkpoints import (
     update_draft_config,
     verify_sums,
 )
+from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
@@ -64,6 +66,8 @@ def make(method, base):
         return EagleDraft.from_base(base, eagle_num_layers=2, use_last_layernorm=True)
     if method == "eagle3":
         return Eagle3Draft.from_base(base, torch.arange(5, 105))
+    if method.startswith("dflash"):
+        return DFlashDraft.from_base(base, torch.arange(5, 105) if method == "dflash-small" else None)
     return StandaloneDraft.from_base(base, 2)
 
 
@@ -75,6 +79,10 @@ def outputs(draft, base):
         return draft(hidden)
     if draft.method == "draft":
         return draft(ids).logits
+    if draft.method == "dflash":
+        context, places = draft.fuse(torch.cat(aux, -1)), torch.arange(12 + draft.block_size)[None]
+        backend = BlockBackend(torch.zeros(1, dtype=torch.long), torch.tensor([12]), 1)
+        return draft.logits(draft(draft.block_ids(ids[0, :1]), places[:, 12:], backend, (context, places[:, :12])))
     return draft.logits(draft(draft.fuse(hidden, aux), ids, torch.arange(12)[None]))
 
 
@@ -82,7 +90,8 @@ def outputs(draft, base):
     ("family", "method"),
     [
         *(("llama", method) for method in ("medusa", "medusa-tied", "medusa-small", "eagle", "eagle3", "draft")),
-        *(("granite", method) for method in ("medusa", "eagle", "eagle3")),
+        *(("granite", method) for method in ("medusa", "eagle", "eagle3", "dflash")),
+        *(("llama", method) for method in ("dflash", "dflash-small")),
     ],
 )
 @torch.no_grad()

@@ -20,7 +20,7 @@ from training.convert import conversations_from
 from training.method import NO_RANK, make_method, outcome_of_ranks
 from training.samples import copy_as_loaded, sample
 
-DEPTHS = {"medusa": 3, "eagle": 3, "eagle3": 3, "peagle": 3, "draft": 4}
+DEPTHS = {"medusa": 3, "eagle": 3, "eagle3": 3, "peagle": 3, "dflash": 3, "draft": 4}
 
 
 def test_the_walk_of_the_docstring():
@@ -102,7 +102,7 @@ def learn(method, features, steps=450, lr=5e-3):
 
 def floor(method, base, features, conversations):
     """What the loss cannot go below: the entropy of the base's distribution where it is soft, else 0."""
-    if method.draft.method in ("medusa", "draft"):
+    if method.draft.method in ("medusa", "dflash", "draft"):
         return torch.zeros(1)  # hard labels, and KL is a distance
     logs = base.model(collate(conversations).input_ids).logits.log_softmax(-1)
     entropy = -(logs.exp() * logs).sum(-1)
@@ -119,12 +119,13 @@ def floor(method, base, features, conversations):
     return torch.stack(steps)
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "peagle", "draft"])
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "peagle", "dflash", "draft"])
 def test_a_draft_that_knows_the_answers_drafts_them_in_the_engine(name, base, few):
     """Overfit: loss within 0.05 of its floor, τ ≥ 0.95·(depth + 1) in the engine, equal to what training measured."""
     torch.manual_seed(0)
     settings = {"medusa_num_heads": 3, "ttt_steps": 3, "draft_num_layers": 2, "eagle_noise": 0.0, "draft_loss": "kl"}
     settings |= {"num_depths": 3, "down_sample_ratio": 1.0}
+    settings |= {"block_size": 4}
     method = make_method(train_config(method=name, **settings), base, few)
     features = method.features(collate(few))
     loss = learn(method, features)
@@ -149,18 +150,28 @@ def engine_tau(base, draft, conversations, depth):
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [("medusa", "phi"), ("medusa-tied", "gemma2"), ("eagle", "cohere"), ("eagle3", "granite"), ("draft", "gemma2")],
+    [
+        ("medusa", "phi"),
+        ("medusa-tied", "gemma2"),
+        ("eagle", "cohere"),
+        ("eagle3", "granite"),
+        ("dflash", "gemma2"),
+        ("draft", "gemma2"),
+    ],
 )
 def test_every_method_learns_by_heart_what_a_base_with_another_head_says(name, family, bent_of, tmp_path):
     """Saved and loaded too, a chain of two is nearly always taken; the loss meets the base's own entropy."""
     base, few = bent_of(family)
     torch.manual_seed(0)
     settings = {"medusa_num_heads": 2, "ttt_steps": 2, "draft_num_layers": 2, "eagle_noise": 0.0}
+    settings |= {"block_size": 3}
     tied = {"medusa_tie_lm_head": True, "medusa_num_layers": 2} if name == "medusa-tied" else {}
     method = make_method(train_config(method=name.removesuffix("-tied"), **settings, **tied), base, few)
     features = method.features(collate(few))
     excess = learn(method, features, steps=100, lr=1e-2) - floor(method, base, features, few)
-    assert (excess.abs() < (1.0 if name.startswith("medusa") else 0.1)).all()  # a capped logit names no token alone
+    assert (
+        excess.abs() < (1.0 if name.startswith(("medusa", "dflash")) else 0.1)
+    ).all()  # a capped logit names no token alone
     draft = load_draft(save_draft(tmp_path / "draft", method.draft, {}), base)
     assert engine_tau(base, draft, few, 2) > 2.5
 

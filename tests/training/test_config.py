@@ -60,8 +60,7 @@ def test_settings_and_recipes_import_without_torch():
 
 def test_every_method_has_three_recipes_that_name_their_source():
     names = {r.name for r in list_recipes()}
-    methods = ("medusa", "eagle", "eagle3", "peagle", "draft")
-    assert names >= {f"{m}-{s}" for m in methods for s in ("smoke", "standard", "paper")}
+    assert names >= {f"{m}-{s}" for m in METHODS for s in ("smoke", "standard", "paper")}
     assert all(r.source and r.about for r in list_recipes())
     assert {r.name: r.config().save_dtype for r in list_recipes()} == dict.fromkeys(names, "bfloat16")
     assert {r.method for r in list_recipes("eagle")} == {"eagle"}

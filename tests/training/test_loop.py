@@ -33,7 +33,7 @@ from training.stream import FeatureStore
 
 SHORT = {"max_length": 256, "batch_tokens": 128, "max_steps": 12, "epochs": 0, "held_out": 0.2, "lr": 2e-3}
 SHORT |= {"eval_every": 4, "save_every": 5, "samples": 0, "draft_num_layers": 2, "device": "cpu"}
-METHODS = ("medusa", "eagle", "eagle3", "peagle", "draft")
+METHODS = ("medusa", "eagle", "eagle3", "peagle", "dflash", "draft")
 
 
 def config(method="medusa", **changes):
@@ -470,7 +470,7 @@ def test_other_families_train_too(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_checkpoint_is_trained_further(method, base, tiny_base, dataset, tmp_path):
     """It starts where the first run ended, with its vocabulary, and gets better than a run from nothing."""
-    sizes = {"draft_vocab_size": 100} if method in ("medusa", "eagle3", "peagle") else {}
+    sizes = {"draft_vocab_size": 100} if method in ("medusa", "eagle3", "peagle", "dflash") else {}
     first = train(config(method, **sizes), tiny_base, dataset, tmp_path / "first")
     notes, fresh = Notebook(), Notebook()
     more = config(method, draft_path=str(first.folder), max_steps=4, warmup_ratio=0.0)

@@ -333,7 +333,7 @@ def test_the_standalone_loss_equals_the_literal_one(family, base_of, batch, kind
     assert method.counts(features).tolist() == [int(batch.mask.sum())]
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "peagle", "draft"])
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "peagle", "dflash", "draft"])
 def test_padding_and_company_change_no_loss(base, conversations, name):
     """Rows alone or together in a padded batch give the same sums."""
     config = train_config(method=name, draft_num_layers=2, down_sample_ratio=1.0)

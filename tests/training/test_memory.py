@@ -40,6 +40,8 @@ def test_unrolled_steps_take_memory_linear_in_the_length() -> None:
         ("eagle3", {"norm_before_fc": True, "norm_output": True}),
         ("peagle", {"mask_token_id": 0}),
         ("peagle", {"mask_token_id": 0, "num_depths": 8, "eagle_num_layers": 2}),
+        ("dflash", {"mask_token_id": 3}),
+        ("dflash", {"mask_token_id": 3, "dflash_num_layers": 4, "block_size": 16}),
         ("draft", {}),
         ("draft", {"draft_loss": "tv"}),
         ("draft", {"gradient_checkpointing": True, "draft_loss": "ce"}),

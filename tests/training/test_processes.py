@@ -108,7 +108,7 @@ def test_a_training_that_the_home_has_not_signed_is_not_unpickled(tmp_path, monk
 @pytest.mark.parametrize(
     ("method", "layers"),
     [
-        *(("eagle", "EagleLayer"), ("eagle3", "Eagle3Layer"), ("peagle", "Eagle3Layer")),
+        *(("eagle", "EagleLayer"), ("eagle3", "Eagle3Layer"), ("peagle", "Eagle3Layer"), ("dflash", "DFlashLayer")),
         *(("medusa", "ResBlock"), ("draft", "LlamaDecoderLayer")),
     ],
 )

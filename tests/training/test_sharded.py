@@ -26,7 +26,7 @@ from training.method import make_method
 
 pytestmark = pytest.mark.integration
 
-METHODS = {"medusa": {"medusa_num_heads": 2}, "eagle3": {"draft_vocab_size": 100}}
+METHODS = {"medusa": {"medusa_num_heads": 2}, "eagle3": {"draft_vocab_size": 100}, "dflash": {"max_anchors": 8}}
 STEPS, HALF = 4, 2
 COMPARED = ("train/loss", "train/grad_norm", "train/top1_depth1", "train/top1_head1", "eval/tau", "eval/tau_tree")
 

@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "MTP layers of Qwen": (({}, {"mtp.layers.0.mlp.up_proj.weight": torch.zeros(2, 4)}), "with the drafter mtp"),
     "MTP of speculators": (said(writers.speculators(), speculators_model_type="mtp"), "belong to a base model"),
-    "another kind": (said(writers.speculators(), speculators_model_type="dflash"), "speculators_model_type 'dflash'"),
+    "another kind": (said(writers.speculators(), speculators_model_type="mlp"), "speculators_model_type 'mlp'"),
     "mask token": (said(writers.peagle(), mask_token_id=320), "mask_token_id: expected a token of the base model"),
     "no mask token": (said(writers.peagle(), mask_token_id=None), "mask_token_id: expected a token"),
     "no draft": (({}, {"weight": torch.zeros(2)}), "not a supported draft .its first tensor is weight"),

@@ -30,6 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "eagle3 of two layers, nothing kept": {"method": "eagle3", "eagle_num_layers": 2, "cache_features_mb": 0},
     "peagle": {"method": "peagle", "draft_vocab_size": 100},
     "eagle": {"method": "eagle"},
+    "dflash, which needs no head's input": {"method": "dflash", "block_size": 4, "max_anchors": 9},
+    "dflash by distributions": {"method": "dflash", "block_size": 4, "dflash_loss": "kl", "cache_features_mb": 0},
     "medusa with tied heads": {"method": "medusa", "medusa_tie_lm_head": True, "cache_features_mb": 0},
 }
 

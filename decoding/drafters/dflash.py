@@ -1,0 +1,120 @@
+"""DFlash: one forward of the draft fills a block of tokens after the last one, for a chain or a static tree.
+
+The draft's cache has a row (key and value) for every position of the sequence except the last: features of the base
+model, injected as soon as it has computed them. The rows of a block follow them and are overwritten by the next
+injection. Positions of a block are predicted independently of each other, so all nodes of a tree at one depth share one
+distribution, as with Medusa heads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from decoding.drafters.base import (
+    WIDEST_TREE,
+    ChildSampling,
+    Drafter,
+    PrefillContext,
+    TuningSpace,
+    check_ranks,
+    is_fast,
+)
+from decoding.drafters.dflash_runners import BlockRunner, PackedBlockRunner, packed_runner
+from decoding.drafters.expansion import StaticTree
+from decoding.drafters.medusa import fill_shape
+from decoding.target import Target, common_prefix
+from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
+from decoding.tuning import wide_choices
+from models.base import LoadedBase
+from models.runtime.cache import upload
+from models.runtime.interface import ForwardOutput
+from speculoos.errors import BadInput, Unsupported
+
+DEFAULT_DEPTH = 4
+
+
+class DFlashDrafter(Drafter):
+    """Fills `shape`. `sample`: children are sampled if the generation samples."""
+
+    name = "dflash"
+
+    def __init__(
+        self, draft: BlockRunner | PackedBlockRunner, shape: TreeShape, base: LoadedBase, sample: bool = False
+    ):
+        self.draft, self.shape, self.sample, self.vocab_size = draft, shape, sample, base.vocab_size
+        self.layers = tuple(draft.layers_wanted)
+        self.growth = StaticTree(shape, base.device)
+        self.sampling: ChildSampling | None = None
+        self.cache = draft.new_cache()
+        self.ids: list[int] = []  # of the tokens with rows in the cache
+        self.last = -1  # the token after them
+
+    def nbytes(self) -> int:
+        return self.cache.nbytes()
+
+    def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int:
+        return common_prefix(self.ids, prompt_ids)
+
+    def prefill(self, start: PrefillContext) -> None:
+        self.sampling = start.sampling(self.vocab_size) if self.sample else None
+        kept = len(start.prompt_ids) - len(start.target_output.hidden)
+        self.cache.crop(kept)
+        self.draft.inject(start.target_output.features, self.cache)
+        self.ids, self.last = list(start.prompt_ids), start.token
+
+    def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
+        features = target_output.features
+        self.draft.inject(features[upload(list(nodes), features.device)], self.cache)
+        self.ids += [self.last, *tokens[:-1]]
+        self.last = tokens[-1]
+
+    @torch.inference_mode()
+    def propose(self, token: int) -> DraftTree:
+        if len(self.shape) == 1:
+            return DraftTree((token,))
+        logits = self.draft.logits(self.draft.block(token, self.cache)[1 : self.shape.max_depth + 1]).float()
+        if self.sampling is not None:
+            uniforms = upload(self.sampling.uniforms(len(self.shape) - 1), logits.device)
+            return self.growth.tree(token, self.growth.grow(_Levels(self.draft, logits), self.sampling, uniforms))
+        best = logits.topk(max(self.shape.ranks) + 1, dim=-1)
+        logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
+        ids, logprobs = torch.stack([self.draft.to_target(best.indices).double(), logprobs.double()]).tolist()
+        return fill_shape(self.shape, token, ids, logprobs)
+
+
+class _Levels:
+    """A `decoding.drafters.expansion.Expander`: all nodes of a level have the logits [depth, V'] of their position."""
+
+    def __init__(self, draft: BlockRunner | PackedBlockRunner, logits: torch.Tensor):
+        self.logits, self.level, self.token_ids = logits, 0, draft.to_target
+
+    def root(self) -> torch.Tensor:
+        return self.logits[:1]
+
+    def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        self.level += 1
+        return self.logits[self.level].expand(len(ids), -1)
+
+
+def make(target: Target, draft: Any, options: dict[str, Any]) -> DFlashDrafter:
+    """The drafter of a DFlash draft. For a fast target the draft's weights are moved to a packed runner."""
+    longest = draft.block_size - 1
+    tree, depth = options.get("tree"), options.get("depth", min(DEFAULT_DEPTH, longest))
+    shape = chain_shape(depth) if tree is None else shape_from_choices(tree)
+    if shape.max_depth > longest:
+        raise BadInput(
+            f"The tree is {shape.max_depth} deep and this draft fills {longest} tokens after the known one; use a "
+            "shallower tree."
+        )
+    check_ranks(shape.ranks, draft.config.draft_vocab_size or target.base.vocab_size)
+    if not is_fast(target) and draft.runner is not None:
+        raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
+    runner = packed_runner(draft) if is_fast(target) else BlockRunner(draft)
+    return DFlashDrafter(runner, shape, target.base, bool(options.get("sample", False)))
+
+
+def tuning(draft: Any) -> TuningSpace:
+    """Static trees are tuned, up to one level for each drafted position."""
+    return TuningSpace(
+        draft.block_size - 1, lambda depth: {"tree": wide_choices(depth, WIDEST_TREE["nodes"])}, one_pass=True
+    )

@@ -1,0 +1,123 @@
+"""The network of a DFlash draft for one sequence: as it is, or packed on the fast runtime.
+
+Shapes: n positions, S tokens of a block, H hidden size, V' draft vocabulary; no batch dimension."""
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from decoding.drafters import runners
+from models.runtime.attention import SequenceView
+from models.runtime.cache import CacheBackend, KVCache
+from models.runtime.layer import norm_of
+from models.runtime.linear import Linear, pack
+from models.runtime.rotary import draft_rotations, pair_order, paired_rows, rotate
+from models.runtime.weights import pack_draft_layer_inplace, pack_linear_inplace
+
+
+class BlockRunner:
+    """The draft's network, unchanged. Training uses it for samples; other forwards are compared with it."""
+
+    def __init__(self, draft: Any):
+        self.draft, self.layers_wanted = draft, draft.layers_wanted
+        self.logits, self.to_target = draft.logits, draft.to_target
+
+    def new_cache(self) -> KVCache:
+        return KVCache(len(self.draft.layers), runners.UNLIMITED, grows=True)
+
+    @torch.inference_mode()
+    def inject(self, aux: torch.Tensor, cache: KVCache) -> None:
+        """Commit the rows of n more positions to the cache; `aux` [n, len · H]: outputs of `layers_wanted`."""
+        context = self.draft.fuse(aux[None])
+        positions = torch.arange(cache.length, cache.length + len(aux), device=aux.device)[None]
+        for index, layer in enumerate(self.draft.layers):
+            cache.write(index, *layer.context_rows(context, positions))
+        cache.stage(len(aux))
+        cache.commit_all()
+
+    @torch.inference_mode()
+    def block(self, token: int, cache: KVCache) -> torch.Tensor:
+        """Outputs [S, H] of the block of `token`, which follows the cache's rows. Its rows are not committed."""
+        draft, length, size = self.draft, cache.length, self.draft.block_size
+        device = draft.norm.weight.device
+        positions = torch.arange(length, length + size, device=device)[None]
+        visible = torch.ones(size, length + size, dtype=torch.bool, device=device)
+        return draft(draft.block_ids(torch.tensor([token], device=device)), positions, CacheBackend(cache, visible))[0]
+
+
+def packed_runner(draft: Any) -> "PackedBlockRunner":
+    """The draft's runner on the fast runtime. The first call moves the weights, so that the draft itself cannot run."""
+    if draft.runner is None:
+        draft.runner = PackedBlockRunner(draft, runners.drafting_dtype(draft))
+    return draft.runner
+
+
+class PackedBlockRunner:
+    """As BlockRunner, on packed weights; the context's keys and values of all layers are one product."""
+
+    def __init__(self, draft: Any, dtype: torch.dtype):
+        config, base = draft.config, draft._base[0]
+        self.layers_wanted, self.dtype, self._embedding = tuple(draft.layers_wanted), dtype, draft.table
+        self._fc, self._hidden_norm = pack_linear_inplace(draft, "fc", dtype), norm_of(draft.hidden_norm, dtype=dtype)
+        self._context = _pack_context(draft.layers, config, dtype)
+        self._layers = [pack_draft_layer_inplace(layer, config, dtype) for layer in draft.layers]
+        self._heads, self._norm = self._layers[0].heads, norm_of(draft.norm, dtype=dtype)
+        self._d2t = None
+        if draft.lm_head is None:  # the base model's, in its precision
+            self._head, self._head_dtype = base.lm_head, base.dtype
+        else:
+            self._head, self._head_dtype, self._d2t = pack_linear_inplace(draft, "lm_head", dtype), dtype, draft.d2t
+        self.device, self.size = self._embedding.weight.device, config.block_size
+        ids = torch.full((self.size,), config.mask_token_id, device=self.device)
+        self._masks = F.embedding(ids, self._embedding.weight).to(dtype)
+        self.rotations = draft_rotations(self._heads.dim, config.rope_theta, self.device, config.rope_scaling)
+
+    def new_cache(self) -> KVCache:
+        return KVCache(len(self._layers), runners.UNLIMITED, grows=True)
+
+    @torch.inference_mode()
+    def inject(self, aux: torch.Tensor, cache: KVCache) -> None:
+        """As BlockRunner."""
+        heads, n, start = self._heads, len(aux), cache.length
+        rows = self._context(self._hidden_norm(self._fc(aux.to(self.dtype))))
+        keys_values = rows.view(n, len(self._layers), 2, heads.num_kv_heads, heads.dim)
+        rotation = self.rotations.for_length(start + n)[start : start + n]
+        for index, layer in enumerate(self._layers):
+            keys, values = keys_values[:, index].unbind(1)
+            keys = rotate(keys.contiguous() if layer.key_norm is None else layer.key_norm(keys), rotation)
+            cache.write(index, keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+        cache.stage(n)
+        cache.commit_all()
+
+    @torch.inference_mode()
+    def block(self, token: int, cache: KVCache) -> torch.Tensor:
+        """As BlockRunner."""
+        heads, start, n = self._heads, cache.length, self.size
+        cache.reserve(heads.num_kv_heads, heads.dim, self.dtype, self.device, n)
+        view, rotation = SequenceView(cache, n, {None: None}), self.rotations.for_length(start + n)[start : start + n]
+        x = self._masks.clone()
+        x[0] = self._embedding.weight[token].to(self.dtype)
+        x = self._context.pad_rows(x)
+        for index, layer in enumerate(self._layers):
+            x = layer(x, n, rotation, view, index)
+        return self._norm(x)[:n]
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, H] → [n, V']."""
+        return self._head(x.to(self._head_dtype))
+
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids if self._d2t is None else ids + self._d2t[ids]
+
+
+def _pack_context(layers: Any, config: Any, dtype: torch.dtype) -> Linear:
+    """Key and value projections of all layers as one, [layers · 2 · k · d, H], with rotary pairs made adjacent."""
+    dim, heads = config.head_dim, config.num_key_value_heads
+    rows = paired_rows(2 * heads * dim, heads, pair_order(dim, dim))
+    weights, biases = [], []
+    for attention in (layer.self_attn for layer in layers):
+        weights.append(torch.cat([attention.k_proj.weight, attention.v_proj.weight])[rows])
+        if config.attention_bias:
+            biases.append(torch.cat([attention.k_proj.bias, attention.v_proj.bias])[rows])
+    return pack(torch.cat(weights).detach().to(dtype), torch.cat(biases).detach().to(dtype) if biases else None)
