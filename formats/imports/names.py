@@ -32,11 +32,9 @@ LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 PREFIXES = ("draft_model.", "eagle_module.", "model.")
-SPECULATORS = {"eagle3": "speculators", "peagle": "peagle"}
-"""Layout of each `speculators_model_type`."""
-REQUIRED: Any = object()
-SPECULATORS = {"eagle3": "speculators", "dflash": "speculators-dflash"}
+SPECULATORS = {"eagle3": "speculators", "peagle": "peagle", "dflash": "speculators-dflash"}
 """{speculators_model_type: layout}."""
+REQUIRED: Any = object()
 DFLASH = ("DFlashDraftModel", "MuseGlimmerAssistantModel")
 NEWER_BLOCKS = ("DSpark", "DFlash2")
 """Methods whose drafts are DFlash's with more parts, as they are named in architectures."""

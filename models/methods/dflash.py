@@ -21,8 +21,10 @@ class DFlashSettings(DraftVocabularyConfig):
     block_size: int = setting(
         8, "Tokens of a block: one known, the others drafted in one forward.", 2, 64, label="Block size"
     )
-    dflash_loss: Literal["ce", "kl", "reverse_kl"] = setting(
-        "ce", "ce on the responses, kl (forward) or reverse_kl to the base's probabilities.", label="Loss"
+    dflash_loss: Literal["ce", "kl", "reverse_kl", "tv"] = setting(
+        "ce",
+        "ce on the responses; kl (forward), reverse_kl or tv (total variation) to the base's probabilities.",
+        label="Loss",
     )
     position_weights: Literal["decay", "dpace"] = setting(
         "decay",
