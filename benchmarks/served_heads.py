@@ -60,14 +60,17 @@ RECIPES = {
     "draft": ("draft-standard", {}),
 }
 """{method: (recipe, changes)}"""
+METHODS = ("eagle3", *RECIPES)
 EPOCHS = 3
 ANSWERS = GenerateOptions(max_tokens=96, batch_size=48, limit=288)
 
 
-def drafts(folder: Path, minutes: float) -> dict[str, Path]:
+def drafts(folder: Path, minutes: float, methods: Sequence[str]) -> dict[str, Path]:
     """{method: folder of its draft}; those missing in `folder` are trained."""
     found = {"eagle3": STARTER_HEAD}
     for method, (recipe, changes) in RECIPES.items():
+        if method not in methods:
+            continue
         found[method] = folder / method / "final"
         if not found[method].exists():
             print(f"trains {method} for {minutes} minutes", file=sys.stderr)
@@ -101,7 +104,7 @@ def measured_here(head: Path, questions: Sequence[dict[str, Any]], max_tokens: i
 
 def compare(args: Any, folder: Path, pythons: dict[str, str]) -> list[dict[str, Any]]:
     """The result of each draft in each server: that of `agreement`, or `error`."""
-    questions, found = first_questions(args.questions, args.limit), drafts(folder, args.minutes)
+    questions, found = first_questions(args.questions, args.limit), drafts(folder, args.minutes, args.methods)
     base = load_base(starter_path())
     here: dict[str, Any] = {}
     results = []
@@ -110,7 +113,7 @@ def compare(args: Any, folder: Path, pythons: dict[str, str]) -> list[dict[str, 
             continue
         start = {"name": engine, "python": pythons[engine], "folder": folder, "precision": precision}
         with server(**start) as plain:
-            for method, form in served:
+            for method, form in (each for each in served if each[0] in args.methods):
                 result = {"method": method, "format": form, "engine": engine, "precision": precision}
                 try:
                     draft = export(found[method], base, form, folder / f"{method}-{form}")
@@ -156,6 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__)
     add_questions(parser, limit=20, tokens=96)
     add_engines(parser)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--minutes", type=float, default=2.0, help="training time of each draft")
     parser.add_argument("--folder", type=Path, help="folder for drafts, exports and the servers' log")
     args, load = parser.parse_args(arguments), load_average()
