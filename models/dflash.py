@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from models.draft_layers import Backend, LayerConfig, base_layer_config, init_weights, rotary, rotate
+from models.draft_layers import Backend, LayerConfig, base_layer_config, init_weights, rotary, rotate, start_norm
 from models.eagle import EagleLayer, SharedBaseModules
 from models.logits import Head
 from models.methods.dflash import fused_layers
@@ -102,6 +102,7 @@ class DFlashDraft(SharedBaseModules):
             sizes |= {"draft_vocab_size": len(draft_ids), "lm_head_bias": base.head.bias is not None}
         draft = cls(DFlashConfig(**{**asdict(base_layer_config(base)), **sizes, **options}))
         init_weights(draft)
+        start_norm(draft.norm, base)
         if draft_ids is not None:
             rows = base.head.rows(draft_ids)
             draft.d2t.copy_(draft_ids.cpu() - torch.arange(len(draft_ids)))

@@ -27,13 +27,10 @@ from models.draft_layers import (
     SwiGLU,
     base_layer_config,
     init_weights,
+    start_norm,
     take_positions,
 )
 from models.eagle import EagleLayer, SharedBaseModules
-
-NORM_START = 0.3
-"""Factor on the base's final norm in a new draft. With factor 1 the logits of an untrained draft are so large that the
-first loss is 20 nats instead of 10, which slows training (docs/log.md)."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +145,7 @@ class Eagle3Draft(SharedBaseModules):
             draft.lm_head.weight.copy_(head.weight)
             if head.bias is not None:
                 draft.lm_head.bias.copy_(head.bias)
-            if (
-                isinstance(norm := getattr(base.final_norm, "weight", None), Tensor)
-                and "Gemma" not in type(base.model).__name__
-            ):
-                draft.norm.weight.copy_(norm * NORM_START)
+            start_norm(draft.norm, base)
             draft.d2t.copy_(ids - torch.arange(len(ids)))
             draft.t2d.zero_()[ids] = True
         return draft.attach(base)

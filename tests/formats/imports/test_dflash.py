@@ -158,8 +158,14 @@ SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_wind
 REFUSED = {
     "DSpark": (said(zlab(), architectures=["Qwen3DSparkModel"]), "DSpark is not supported; DFlash is"),
     "DFlash2": (said(zlab(), architectures=["DFlash2DraftModel"]), "DFlash2 is not supported; DFlash is"),
-    "speculators' DSpark": (said(speculators(), speculators_model_type="dspark"), "supported are eagle3, peagle, dflash"),
-    "speculators' DFlash2": (said(speculators(), speculators_model_type="dflash2"), "supported are eagle3, peagle, dflash"),
+    "speculators' DSpark": (
+        said(speculators(), speculators_model_type="dspark"),
+        "supported are .*dflash",
+    ),
+    "speculators' DFlash2": (
+        said(speculators(), speculators_model_type="dflash2"),
+        "supported are .*dflash",
+    ),
     "drafts at the anchor": (said(speculators(), sample_from_anchor=True), "sample_from_anchor: .* as DSpark does"),
     "causal": (said(zlab(), "dflash_config", causal=True), "causal: .* causal mask"),
     "sliding window": (said(zlab(), **SLIDING), "sliding_window: .* only drafts with full attention"),
