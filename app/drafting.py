@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from models.methods import METHODS, trees
+from models.methods.eagle import DRAFTING
 from speculoos.errors import BadInput, NotFound
 from tracking import queries
 
@@ -72,7 +73,7 @@ def check(session: Session, options: TurnOptions, model: str, drafter: str) -> N
     if drafter == LOOKUP:
         name, method, takes = "prompt lookup", LOOKUP, ("depth", "width", "max_ngram", "min_ngram")
     elif drafter == OWN_LAYERS:
-        name, method, takes = OWN_LAYERS, OWN_LAYERS, ("tree", "depth", "top_k", "nodes", "sample")
+        name, method, takes = OWN_LAYERS, OWN_LAYERS, DRAFTING
     else:
         _, checkpoint = queries.find_model(session, model)
         if checkpoint is None or checkpoint.method not in METHODS:

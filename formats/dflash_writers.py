@@ -14,7 +14,7 @@ from formats.facts import CardFacts
 from formats.gguf_models import gguf_name, size_keys
 from formats.gguf_writers import absolute_ids
 from formats.plan import ExportPlan, TensorSource, constant, from_entry
-from formats.writers import layer_config
+from formats.writers import layer_config, speculators_header
 from models.card import first_set
 
 GGUF_NAMES = {"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm", "lm_head": "output"}
@@ -35,22 +35,9 @@ def dflash_sglang(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> E
 def dflash_speculators(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """Layer ids count inputs. vLLM reads `sliding_window_non_causal` false as a causal mask in all layers, speculators
     only in layers with a sliding window: true is the same in both."""
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": checkpoint.config["block_size"] - 1,
-        "accept_tolerance": 0.0,
-        "verifier_accept_k": 1,
-    }
     config = {
+        **speculators_header(checkpoint, facts, "dflash", checkpoint.config["block_size"] - 1),
         "architectures": ["DFlashDraftModel"],
-        "speculators_model_type": "dflash",
-        "speculators_version": "0.9.0",
-        "speculators_config": {
-            "algorithm": "dflash",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": facts.location, "architectures": checkpoint.base.get("architectures") or []},
-        },
         "transformer_layer_config": _layers(checkpoint, "Qwen3ForCausalLM", "qwen3"),
         "draft_vocab_size": checkpoint.draft_vocab_size,
         "block_size": checkpoint.config["block_size"],

@@ -51,22 +51,9 @@ def eagle3_vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Exp
 def eagle3_speculators(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
     """The layer has a nested transformers config. Layer ids count inputs (output + 1) and are always written: without
     them `from_pretrained` would open the base model's config."""
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": drafted_tokens(checkpoint),
-        "accept_tolerance": 0.0,
-        "verifier_accept_k": 1,
-    }
     config = {
+        **speculators_header(checkpoint, facts, "eagle3", drafted_tokens(checkpoint)),
         "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": "0.9.0",
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": facts.location, "architectures": checkpoint.base.get("architectures") or []},
-        },
         "transformer_layer_config": layer_config(checkpoint, "LlamaForCausalLM"),
         "draft_vocab_size": checkpoint.draft_vocab_size,
         "target_hidden_size": None,
@@ -78,6 +65,26 @@ def eagle3_speculators(checkpoint: CheckpointFiles, base: Any, facts: CardFacts)
         IDS: [layer + 1 for layer in checkpoint.aux_layers],
     }
     return ExportPlan(_eagle3_tensors(checkpoint, *MAPS), config)
+
+
+def speculators_header(checkpoint: CheckpointFiles, facts: CardFacts, method: str, tokens: int) -> dict[str, Any]:
+    """What speculators writes about a draft that proposes `tokens` at once."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": tokens,
+        "accept_tolerance": 0.0,
+        "verifier_accept_k": 1,
+    }
+    return {
+        "speculators_model_type": method,
+        "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": method,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": facts.location, "architectures": checkpoint.base.get("architectures") or []},
+        },
+    }
 
 
 def peagle_vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:

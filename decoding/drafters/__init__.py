@@ -3,17 +3,18 @@
 from typing import Any
 
 from decoding.drafters.base import MAX_OPTION, Drafter, PlainDrafter
-from decoding.drafters.mtp import OPTIONS, make_mtp
+from decoding.drafters.mtp import make_mtp
 from decoding.drafters.ngram import NgramDrafter
 from decoding.probe import require_trees
 from decoding.target import Target
 from models.methods import METHODS, trees
+from models.methods.eagle import DRAFTING
 from speculoos.errors import BadInput
 
 WITHOUT_DRAFT: dict[str, tuple[tuple[str, ...], Any]] = {
     "none": ((), lambda _target: PlainDrafter()),
     "ngram": (("depth", "width", "max_ngram", "min_ngram"), lambda _target, **options: NgramDrafter(**options)),
-    "mtp": (OPTIONS, make_mtp),
+    "mtp": (DRAFTING, make_mtp),
 }
 """Drafters without a checkpoint: options, and the function that makes one for a target."""
 

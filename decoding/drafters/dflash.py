@@ -20,8 +20,8 @@ from decoding.drafters.base import (
     is_fast,
 )
 from decoding.drafters.dflash_runners import BlockRunner, PackedBlockRunner, packed_runner
-from decoding.drafters.expansion import StaticTree
-from decoding.drafters.medusa import fill_shape
+from decoding.drafters.expansion import PositionLogits, StaticTree
+from decoding.drafters.medusa import best_tree
 from decoding.target import Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
 from decoding.tuning import wide_choices
@@ -75,25 +75,10 @@ class DFlashDrafter(Drafter):
         logits = self.draft.logits(self.draft.block(token, self.cache)[1 : self.shape.max_depth + 1]).float()
         if self.sampling is not None:
             uniforms = upload(self.sampling.uniforms(len(self.shape) - 1), logits.device)
-            return self.growth.tree(token, self.growth.grow(_Levels(self.draft, logits), self.sampling, uniforms))
-        best = logits.topk(max(self.shape.ranks) + 1, dim=-1)
-        logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
-        ids, logprobs = torch.stack([self.draft.to_target(best.indices).double(), logprobs.double()]).tolist()
-        return fill_shape(self.shape, token, ids, logprobs)
-
-
-class _Levels:
-    """A `decoding.drafters.expansion.Expander`: all nodes of a level have the logits [depth, V'] of their position."""
-
-    def __init__(self, draft: BlockRunner | PackedBlockRunner, logits: torch.Tensor):
-        self.logits, self.level, self.token_ids = logits, 0, draft.to_target
-
-    def root(self) -> torch.Tensor:
-        return self.logits[:1]
-
-    def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        self.level += 1
-        return self.logits[self.level].expand(len(ids), -1)
+            return self.growth.tree(
+                token, self.growth.grow(PositionLogits(logits, self.draft.to_target), self.sampling, uniforms)
+            )
+        return best_tree(self.shape, token, logits, self.draft.to_target)
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> DFlashDrafter:

@@ -192,16 +192,18 @@ def make(
     """The drafter of an EAGLE draft, of the class `kind`. For a fast target the draft's weights are moved to a packed
     runner."""
     sample = bool(options.pop("sample", False))
-    if "tree" in options:
-        tree = shape_from_choices(options["tree"])
-    else:
-        tree = replace(default_tree(target), **options)
+    tree = tree_of(target, options)
     draft_vocab_size = getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size
     check_ranks(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], draft_vocab_size)
     if not is_fast(target) and draft.runner is not None:
         raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
     runner = packed_runner(draft) if is_fast(target) else ModuleRunner(draft)
     return kind(runner, tree, target.base, sample)
+
+
+def tree_of(target: Target, options: dict[str, Any]) -> TreeShape | DynamicTree:
+    """The static tree of the option `tree`, or the default dynamic tree with the other options."""
+    return shape_from_choices(options["tree"]) if "tree" in options else replace(default_tree(target), **options)
 
 
 def default_tree(target: Target) -> DynamicTree:

@@ -4,7 +4,7 @@ Everything between the draft's logits and the finished tree is computed on the d
 that on a GPU the growth of a whole tree is one CUDA graph."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -35,6 +35,21 @@ class Expander(Protocol):
 
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
         """The base model's token ids of indices into V' (a draft may have a smaller vocabulary)."""
+
+
+class PositionLogits:
+    """An Expander of logits [depths, V'] that one forward has drafted: all nodes of a depth have the same, whatever
+    their parents are. `token_ids`: as in Expander."""
+
+    def __init__(self, logits: torch.Tensor, token_ids: Callable[[torch.Tensor], torch.Tensor]):
+        self.logits, self.level, self.token_ids = logits, 0, token_ids
+
+    def root(self) -> torch.Tensor:
+        return self.logits[:1]
+
+    def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        self.level += 1
+        return self.logits[self.level].expand(len(ids), -1)
 
 
 class TreeMask:

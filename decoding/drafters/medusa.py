@@ -47,15 +47,21 @@ class MedusaDrafter(Drafter):
         if len(self.shape) == 1:
             return DraftTree((token,))
         logits = self.heads(self.hidden, self.shape.max_depth).float()
-        best = logits.topk(max(self.shape.ranks) + 1, dim=-1)
-        logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
-        found = torch.stack([self.heads.to_target(best.indices), logprobs])  # float32 holds token ids exactly
-        ids, logprobs = found.tolist()
-        return fill_shape(self.shape, token, ids, logprobs)
+        return best_tree(self.shape, token, logits, self.heads.to_target)
 
     def network_pass(self, rows: int) -> Callable[[], Any]:
         hidden = self.hidden.expand(rows, -1).contiguous()
         return torch.inference_mode()(lambda: self.heads(hidden, self.shape.max_depth))
+
+
+def best_tree(
+    shape: TreeShape, token: int, logits: torch.Tensor, token_ids: Callable[[torch.Tensor], torch.Tensor]
+) -> DraftTree:
+    """The tree of the best tokens at each depth, by `logits` fp32 [depths, V']; `token_ids` maps indices into V'."""
+    best = logits.topk(max(shape.ranks) + 1, dim=-1)
+    logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
+    ids, logprobs = torch.stack([token_ids(best.indices), logprobs]).tolist()  # float32 holds token ids exactly
+    return fill_shape(shape, token, ids, logprobs)
 
 
 def fill_shape(shape: TreeShape, token: int, ids: list[list[float]], logprobs: list[list[float]]) -> DraftTree:

@@ -6,7 +6,6 @@ model's LM head. Further tokens are drafted by feeding its output back, as vLLM 
 the same trees and cache. transformers' `MtpModel` builds and loads the layer."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,10 +14,9 @@ import torch
 from transformers.cache_utils import Cache
 
 from decoding.drafters.base import is_fast
-from decoding.drafters.eagle import CPU_TREE, GPU_TREE, EagleDrafter
+from decoding.drafters.eagle import EagleDrafter, tree_of
 from decoding.drafters.runners import UNLIMITED
 from decoding.target import Target
-from decoding.tree import shape_from_choices
 from models.base import LoadedBase
 from models.draft_layers import causal_mask
 from models.identity import read_json, tensors
@@ -28,7 +26,6 @@ from models.runtime.transformers import CacheLayer
 from models.untrusted import sanitised_folder
 from speculoos.errors import Unsupported
 
-OPTIONS = ("tree", "depth", "top_k", "nodes", "sample")
 _loaded: WeakKeyDictionary[LoadedBase, Any] = WeakKeyDictionary()
 
 
@@ -130,8 +127,4 @@ def make_mtp(target: Target, **options: Any) -> EagleDrafter:
     if is_fast(target):
         raise Unsupported("The multi-token prediction layers of this base model cannot draft on the fast forward.")
     sample = bool(options.pop("sample", False))
-    if "tree" in options:
-        tree = shape_from_choices(options["tree"])
-    else:
-        tree = replace(GPU_TREE if target.base.device.type == "cuda" else CPU_TREE, **options)
-    return EagleDrafter(MtpRunner(target.base), tree, target.base, sample)
+    return EagleDrafter(MtpRunner(target.base), tree_of(target, options), target.base, sample)

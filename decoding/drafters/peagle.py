@@ -13,7 +13,7 @@ import torch
 
 from decoding.drafters import eagle
 from decoding.drafters.base import MAX_TUNING_DEPTH, WIDEST_TREE, TuningSpace
-from decoding.drafters.runners import EagleRunner
+from decoding.drafters.expansion import PositionLogits
 from decoding.target import Target
 from models.draft_layers import causal_mask
 from models.runtime.cache import upload
@@ -31,7 +31,7 @@ class PEagleDrafter(eagle.EagleDrafter):
         self.mask_ids = torch.full((masked,), mask_token_id, device=self.device)
 
     @torch.inference_mode()
-    def expander(self) -> "ParallelExpander":
+    def expander(self) -> PositionLogits:
         length, count = len(self.shifted_ids), sum(map(len, self.pending))
         start, outputs = length - count, self.last[:0]
         self.cache.crop(start)
@@ -42,7 +42,11 @@ class PEagleDrafter(eagle.EagleDrafter):
         if count:
             self.last, self.pending = outputs[count - 1 : count], []
         self.cache.crop(length)
-        return ParallelExpander(self.draft, torch.cat([self.last, outputs[count:]]))
+        return self._depths(torch.cat([self.last, outputs[count:]]))
+
+    def _depths(self, outputs: torch.Tensor) -> PositionLogits:
+        """`outputs` [depths, H] of the draft."""
+        return PositionLogits(self.draft.logits(outputs), self.draft.to_target)
 
     def network_pass(self, rows: int) -> Callable[[], Any]:
         """One token and the masked rows of each sequence."""
@@ -57,29 +61,14 @@ class PEagleDrafter(eagle.EagleDrafter):
 
         return run
 
-    def captured_expander(self, root: torch.Tensor, tree: TreeRows, rotations: torch.Tensor) -> "ParallelExpander":
+    def captured_expander(self, root: torch.Tensor, tree: TreeRows, rotations: torch.Tensor) -> PositionLogits:
         masked = len(self.mask_ids)
         positions = tree.length + torch.arange(masked, device=self.device)
         view = tree.view(positions, causal_mask(masked, masked, self.device))
         outputs = (
             self.draft.compute(self.mask_features, self.mask_ids, rotations[positions], view) if masked else root[:0]
         )
-        return ParallelExpander(self.draft, torch.cat([root, outputs]))
-
-
-class ParallelExpander:
-    """The nodes of one tree: output d of the draft gives the distribution after every node of depth d."""
-
-    def __init__(self, draft: EagleRunner, outputs: torch.Tensor):
-        """`outputs` [depths, H]."""
-        self.logits, self.level, self.token_ids = draft.logits(outputs), 0, draft.to_target
-
-    def root(self) -> torch.Tensor:
-        return self.logits[:1]
-
-    def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        self.level += 1
-        return self.logits[self.level].expand(len(ids), -1)
+        return self._depths(torch.cat([root, outputs]))
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> eagle.EagleDrafter:

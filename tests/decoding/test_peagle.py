@@ -91,6 +91,7 @@ def test_one_forward_drafts_all_depths(base, monkeypatch):
     drafter = make_drafter(target, draft, {"tree": [[0, 0, 0, 0]]})
     forwards = []
     own = draft.forward
+    # the real forward runs; only its rows are counted
     monkeypatch.setattr(draft, "forward", lambda *args: forwards.append(args[1].shape[1]) or own(*args))
     steps = run(target, drafter, ids_of(base, "the quick brown fox"), max_tokens=8)
     accepted = [len(step.tokens) for step in steps[1:-1]]

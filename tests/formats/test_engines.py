@@ -97,6 +97,6 @@ def test_llamacpp_computes_everything_in_float32_on_request(tmp_path):
 
 @pytest.mark.parametrize(("cores", "reserved"), [(2, "0"), (16, None)])
 def test_vllm_computes_on_all_of_few_cores(cores, reserved, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(cores)})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(cores)})  # whatever machine runs the tests
     environment = ENGINES["vllm"].environment(launch(tmp_path))
     assert environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU") == reserved
