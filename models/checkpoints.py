@@ -114,9 +114,10 @@ def is_checkpoint(folder: str | Path) -> bool:
 
 def load_draft_for_training(folder: str | Path, base: Any, method: str) -> Any:
     """The draft in `folder` in fp32, to continue training; the same parameters are frozen as in a new draft. Raises
-    BadInput when it is not a draft of `method`, Unsupported when it does not match the base."""
+    BadInput when it is neither a draft of `method` nor of one that it starts from, Unsupported when it does not match
+    the base."""
     config = read_config(folder)
-    if (kind := config["speculoos_method"]) != method:
+    if (kind := config["speculoos_method"]) not in (method, *find_method(method).starts_from):
         raise BadInput(f"draft_path: {folder} holds a draft of the method {kind}, not {method}; train it as {kind}.")
     verify_sums(folder)
     return _load_module(Path(folder), config, base, full=True)

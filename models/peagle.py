@@ -46,8 +46,16 @@ class PEagleDraft(Eagle3Draft):
         num_depths: int = 4,
         **options: Any,
     ) -> "PEagleDraft":
-        """A new draft: see `Eagle3Draft.from_base`. `mask_hidden` starts at random, as large as `feature_rms` [3H]."""
+        """A new draft: see `Eagle3Draft.from_base` and `from_eagle3`."""
         start = Eagle3Draft.from_base(base, draft_ids, feature_rms, **options)
+        return cls.from_eagle3(start, base, feature_rms, mask_token_id, num_depths)
+
+    @classmethod
+    def from_eagle3(
+        cls, start: Eagle3Draft, base: Any, feature_rms: Tensor | None, mask_token_id: int, num_depths: int
+    ) -> "PEagleDraft":
+        """A draft with the weights of an EAGLE-3 draft, whose first depth it drafts as that one does. `mask_hidden`
+        starts at random, as large as `feature_rms` [3H]."""
         draft = cls(PEagleConfig(**asdict(start.config), mask_token_id=mask_token_id, num_depths=num_depths))
         draft.load_state_dict(start.state_dict(), strict=False)
         if feature_rms is not None:

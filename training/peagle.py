@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.eagle3 import Eagle3Draft
 from models.logits import Head
 from models.methods.settings import TrainConfig
 from models.peagle import PEagleDraft, RolloutBackend, default_mask_token
@@ -46,24 +47,26 @@ class PEagleMethod(nn.Module):
         self,
         config: TrainConfig,
         base: Any,
-        draft: PEagleDraft | None = None,
+        draft: Eagle3Draft | None = None,
         conversations: Sequence[TokenizedConversation] = (),
     ):
         super().__init__()
         self._base, self.start_note = (base,), ""
         self.ratio, self.least_ratio = config.down_sample_ratio, config.down_sample_ratio_min
-        if draft:
+        if isinstance(draft, PEagleDraft):
             draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
             self.draft = draft
         else:
-            self.draft = self._new_draft(config, base, conversations)
+            self.draft = self._new_draft(config, base, conversations, draft)
         self.draft.float()
         self.depths = self.draft.config.num_depths
         self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it
         has_full_vocab = self.draft.config.draft_vocab_size == base.vocab_size
         self._head = base.head.to(base.dtype) if has_full_vocab else base.head.to(base.dtype).rows(self.draft.draft_ids)
 
-    def _new_draft(self, config: TrainConfig, base: Any, conversations: Sequence[TokenizedConversation]) -> PEagleDraft:
+    def _new_draft(
+        self, config: TrainConfig, base: Any, conversations: Sequence[TokenizedConversation], start: Eagle3Draft | None
+    ) -> PEagleDraft:
         if invalid := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
             raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {invalid[0]}.")
         mask_token = config.mask_token_id
@@ -71,6 +74,9 @@ class PEagleMethod(nn.Module):
             mask_token = default_mask_token(base.tokenizer, base.vocab_size)
         if mask_token >= base.vocab_size:
             raise BadInput(f"mask_token_id: this base has tokens 0 to {base.vocab_size - 1}, got {mask_token}.")
+        if start is not None:
+            rms = feature_rms(base, start.layers_wanted, conversations)
+            return PEagleDraft.from_eagle3(start, base, rms, mask_token, config.num_depths)
         ids = None
         if conversations:
             ids, self.start_note = choose_vocabulary(conversations, config, base)

@@ -58,4 +58,5 @@ METHOD = Method(
     drafting=DRAFTING,
     config=PEagleSettings,
     size=size,
+    starts_from=("eagle3",),
 )

@@ -100,6 +100,8 @@ class Method:
     """(sizes of the base, settings) → cost of the draft."""
     shares_hidden_size: bool = True
     """Whether the draft has the hidden size of its base; false for a model that shares only the vocabulary."""
+    starts_from: tuple[str, ...] = ()
+    """Other methods with drafts that `draft_path` may name."""
     check: Callable[[Mapping[str, Any], Any], None] | None = None
     """(card of the base, settings): raises BadInput when they do not match."""
 

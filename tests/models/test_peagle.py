@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from models.base import load_base
-from models.checkpoints import load_draft, save_draft
+from models.checkpoints import load_draft, load_draft_for_training, save_draft
+from models.eagle3 import Eagle3Draft
+from models.methods import train_config
 from models.peagle import PEagleDraft, RolloutBackend, default_mask_token
+from speculoos.errors import BadInput
+from training.peagle import PEagleMethod
 
 LENGTH, DEPTHS = 9, 3
 ANCHORS = [[[2, 4, 5], [3, 0, 0]], [[2, 5], [0, 0]]]
@@ -92,3 +96,20 @@ def test_the_mask_token_is_one_that_texts_do_not_have_if_there_is_one():
     assert default_mask_token(Tokenizer(**{**tokens, "mask_token_id": 9}), 300) == 9
     assert default_mask_token(Tokenizer(**tokens), 320) == 300
     assert default_mask_token(Tokenizer(**tokens), 300) == 2
+
+
+@torch.no_grad()
+def test_a_training_from_an_eagle3_draft_starts_with_its_first_depth(base, tmp_path):
+    torch.manual_seed(5)
+    eagle3 = Eagle3Draft.from_base(base, torch.arange(5, 105), norm_before_residual=True)
+    folder = save_draft(tmp_path / "eagle3", eagle3, {})
+    config = train_config(method="peagle", num_depths=DEPTHS, mask_token_id=7)
+    draft = PEagleMethod(config, base, load_draft_for_training(folder, base, "peagle")).draft
+    assert (draft.config.num_depths, draft.mask_token_id, draft.config.norm_before_residual) == (DEPTHS, 7, True)
+    features, ids, positions = torch.randn(1, 6, base.hidden_size), torch.arange(6)[None], torch.arange(6)[None]
+    torch.testing.assert_close(draft(features, ids, positions), eagle3(features, ids, positions))
+    assert torch.equal(draft.draft_ids, eagle3.draft_ids)
+    reloaded = load_draft(save_draft(tmp_path / "peagle", draft, {}), base)
+    assert torch.equal(reloaded.mask_hidden, draft.mask_hidden)
+    with pytest.raises(BadInput, match="holds a draft of the method eagle3, not medusa"):
+        load_draft_for_training(folder, base, "medusa")
