@@ -5,7 +5,7 @@ model, injected as soon as it has computed them. The rows of a block follow them
 injection. Positions of a block are predicted independently of each other, so all nodes of a tree at one depth share one
 distribution, as with Medusa heads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -79,6 +79,14 @@ class DFlashDrafter(Drafter):
                 token, self.growth.grow(PositionLogits(logits, self.draft.to_target), self.sampling, uniforms)
             )
         return best_tree(self.shape, token, logits, self.draft.to_target)
+
+    def network_pass(self, rows: int) -> Callable[[], Any]:
+        """A block of each sequence."""
+        drafted = rows * self.shape.max_depth
+
+        return torch.inference_mode()(
+            lambda: self.draft.logits(self.draft.block(self.last, self.cache, rows)[:drafted])
+        )
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> DFlashDrafter:

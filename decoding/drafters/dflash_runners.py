@@ -37,13 +37,15 @@ class BlockRunner:
         cache.commit_all()
 
     @torch.inference_mode()
-    def block(self, token: int, cache: KVCache) -> torch.Tensor:
-        """Outputs [S, H] of the block of `token`, which follows the cache's rows. Its rows are not committed."""
-        draft, length, size = self.draft, cache.length, self.draft.block_size
+    def block(self, token: int, cache: KVCache, count: int = 1) -> torch.Tensor:
+        """Outputs [S, H] of the block of `token`, which follows the cache's rows. Its rows are not committed. `count`:
+        as many blocks in a row, [count · S, H], to measure what several sequences cost."""
+        draft, length, size = self.draft, cache.length, count * self.draft.block_size
         device = draft.norm.weight.device
         positions = torch.arange(length, length + size, device=device)[None]
         visible = torch.ones(size, length + size, dtype=torch.bool, device=device)
-        return draft(draft.block_ids(torch.tensor([token], device=device)), positions, CacheBackend(cache, visible))[0]
+        ids = draft.block_ids(torch.tensor([token] * count, device=device)).reshape(1, -1)
+        return draft(ids, positions, CacheBackend(cache, visible))[0]
 
 
 def packed_runner(draft: Any) -> "PackedBlockRunner":
@@ -91,13 +93,13 @@ class PackedBlockRunner:
         cache.commit_all()
 
     @torch.inference_mode()
-    def block(self, token: int, cache: KVCache) -> torch.Tensor:
+    def block(self, token: int, cache: KVCache, count: int = 1) -> torch.Tensor:
         """As BlockRunner."""
-        heads, start, n = self._heads, cache.length, self.size
+        heads, start, n = self._heads, cache.length, count * self.size
         cache.reserve(heads.num_kv_heads, heads.dim, self.dtype, self.device, n)
         view, rotation = SequenceView(cache, n, {None: None}), self.rotations.for_length(start + n)[start : start + n]
-        x = self._masks.clone()
-        x[0] = self._embedding.weight[token].to(self.dtype)
+        x = self._masks.repeat(count, 1)
+        x[:: self.size] = self._embedding.weight[token].to(self.dtype)
         x = self._context.pad_rows(x)
         for index, layer in enumerate(self._layers):
             x = layer(x, n, rotation, view, index)

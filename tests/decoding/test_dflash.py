@@ -103,6 +103,15 @@ def test_sampled_nodes_come_with_the_distribution_of_their_position(kind, base, 
     assert not make_drafter(target, draft).sample, "the best tokens, unless asked"
 
 
+def test_a_measured_pass_computes_all_sequences_and_changes_nothing(base, small):
+    target, prompt = Target(base, 160), ids_of(base, "the quick brown fox")
+    drafter = make_drafter(target, small, {"depth": 2})
+    run(target, drafter, prompt, max_tokens=3)
+    before, tree = drafter.cache.length, drafter.propose(drafter.last)
+    assert drafter.network_pass(3)().shape == (3 * 2, len(small.draft_ids))
+    assert drafter.cache.length == before and drafter.propose(drafter.last).tokens == tree.tokens
+
+
 def test_a_tree_deeper_than_the_block_is_refused(base, draft):
     with pytest.raises(BadInput, match="6 deep and this draft fills 5 tokens"):
         make_drafter(Target(base, 64), draft, {"depth": BLOCK})
