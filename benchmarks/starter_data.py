@@ -28,8 +28,8 @@ MARK = "\u2063user\u2063"
 SHORTEST = 8  # minimum characters of a prompt
 MAX_TOKENS, TEMPERATURE, TOP_P = 96, 1.0, 0.95
 LONGEST = 900  # maximum characters of a prompt from the file
-GIVEN, SELF_WRITTEN, SAMPLED = 2400, 3000, 1500  # prompts; SAMPLED are answered a second time, at temperature 0.7
-ANSWER_TOKENS, BATCH = 160, 48
+FROM_FILE, SELF_WRITTEN, SAMPLED = 6000, 4000, 9500  # prompts; SAMPLED are answered a second time, at temperature 0.7
+ANSWER_TOKENS, BATCH = 160, 192
 Slots = dict[str, list[str]]
 MONTHS = ("March", "June", "October")
 
@@ -64,8 +64,8 @@ def _prompts(base: LoadedBase, file: Path, number: int, parts: int) -> list[tupl
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     texts = [row["conversations"][0]["value"] for row in rows]
     texts = [text for text in dict.fromkeys(texts) if len(text) <= LONGEST]
-    given = [("given", text) for text in random.Random(0).sample(texts, min(GIVEN, len(texts)))]
-    prompts = [*given, *varied_prompts()][number::parts]
+    from_file = [("file", text) for text in random.Random(0).sample(texts, min(FROM_FILE, len(texts)))]
+    prompts = [*from_file, *varied_prompts()][number::parts]
     prompts += [("self-written", text) for text in self_written_prompts(base, SELF_WRITTEN // parts, seed=100 + number)]
     random.Random(number).shuffle(prompts)
     return prompts

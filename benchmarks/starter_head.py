@@ -88,10 +88,10 @@ def keep_tree(folder: Path) -> dict[str, Any]:
     return {"drafting": tuned.drafting, "verdict": tuned.plan.verdict}
 
 
-def measure(folder: Path, questions: Path) -> dict[str, Any]:
+def measure(folder: Path, questions: Path, limit: int | None = None) -> dict[str, Any]:
     """Measure acceptance and speedup on first turns and store them in the checkpoint."""
     base = load_base(starter_path())
-    rows = [{**row, "messages": first_turn(row["messages"])} for row in read_questions(questions)]
+    rows = [{**row, "messages": first_turn(row["messages"])} for row in read_questions(questions)[:limit]]
     result = evaluate(base, load_draft(folder, base), rows, ConsoleReporter(), max_tokens=MAX_TOKENS)
     training = read_config(folder)["training"]
     measured = {name: result[name] for name in MEASURED}

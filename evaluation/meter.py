@@ -22,7 +22,7 @@ from decoding.tree import chain_shape
 from decoding.tuning import measure_forward
 from evaluation.costs import Costs
 from evaluation.machine import describe_machine
-from evaluation.shapes import CHAIN, TREE, chain_options
+from evaluation.shapes import CHAIN, TREE, chain_options, has_trees
 from models.base import LoadedBase
 from models.methods.expectation import non_decreasing
 from models.runtime.cache import KVCache
@@ -173,9 +173,8 @@ def _drafters(target: Target, draft: Any, space: TuningSpace) -> dict[tuple[str,
     """Drafters with the shallowest and the deepest chain and tree."""
     drafters = {}
     for depth in sorted({1, space.deepest}):
-        chain = chain_options(depth, space.dynamic)
-        drafters[CHAIN, depth] = make_drafter(target, draft, chain)
-        if space.at_depth(depth) != chain:
+        drafters[CHAIN, depth] = make_drafter(target, draft, chain_options(depth, space.dynamic))
+        if has_trees(space):
             drafters[TREE, depth] = make_drafter(target, draft, space.at_depth(depth))
     return drafters
 

@@ -25,7 +25,16 @@ from evaluation.costs import Costs
 from evaluation.estimate import SEED, interval_of
 from evaluation.machine import cpu_load_result
 from evaluation.meter import BATCHES, ROWS, Meter
-from evaluation.shapes import CHAINS, TREES, AcceptanceCurves, DraftShape, chain_options, chain_rates, expected_chain
+from evaluation.shapes import (
+    CHAINS,
+    TREES,
+    AcceptanceCurves,
+    DraftShape,
+    chain_options,
+    chain_rates,
+    expected_chain,
+    has_trees,
+)
 from evaluation.tuning import prompts_of
 from models.base import LoadedBase
 from models.methods import METHODS
@@ -77,7 +86,7 @@ def plan(
     target = fast_target(base, MAX_LENGTH)
     prompts = prompts_of(base, questions, target.max_length - options.max_tokens)
     space = tuning_space(draft)
-    runs = 0 if draft is None or curves is not None else len(prompts) * (1 if draft.method == "draft" else 2)
+    runs = 0 if draft is None or curves is not None else len(prompts) * (2 if has_trees(space) else 1)
     progress_count, total = count(1), runs + options.rounds * (costs is None)
 
     def progress(note: str) -> None:
@@ -282,8 +291,8 @@ def measure_curves(
     chain = generate_steps(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
     shares = chain_rates(chain, space.deepest)
     counted = sum(step.counted for step in chain)
-    if draft.method == "draft":
-        return AcceptanceCurves(shares, one_pass=False, dynamic=False, verifications=counted)
+    if not has_trees(space):
+        return AcceptanceCurves(shares, one_pass=space.one_pass, dynamic=space.dynamic, verifications=counted)
     wide = generate_steps(target, draft, space.at_depth(space.deepest), prompts, max_tokens, progress)
     if not space.dynamic:
         return AcceptanceCurves(shares, {}, values_from_steps(wide), space.one_pass, False, counted)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from decoding.drafters.base import WIDEST_TREE
+from decoding.drafters.base import WIDEST_TREE, TuningSpace
 from decoding.step import Step
 from decoding.tuning import Choice, best_choices, expected_tau, lengths_by_size, values_from_steps
 from speculoos.errors import BadInput
@@ -83,6 +83,11 @@ class AcceptanceCurves:
 def chain_options(depth: int, dynamic: bool) -> dict[str, Any]:
     """Arguments of `make_drafter` for a chain of `depth`; `dynamic`: whether the draft's trees are dynamic."""
     return {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if dynamic else {"tree": [[0] * depth]}
+
+
+def has_trees(space: TuningSpace) -> bool:
+    """Whether trees are tuned too, not only chains as for standalone drafts."""
+    return space.at_depth(space.deepest) != chain_options(space.deepest, space.dynamic)
 
 
 def max_tree_nodes(depth: int) -> int:
