@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from models.draft_layers import Backend, LayerConfig, base_layer_config, init_weights, rotary, rotate, start_norm
 from models.eagle import EagleLayer, SharedBaseModules
 from models.logits import Head
+from models.mask_token import mask_token
 from models.methods.dflash import fused_layers
 
 
@@ -179,20 +180,3 @@ class DFlashDraft(SharedBaseModules):
         columns = torch.full((self.config.vocab_size,), -100, device=ids.device)
         columns[self.draft_ids] = torch.arange(len(self.d2t), device=ids.device)
         return columns[ids]
-
-
-def mask_token(base: Any) -> int:
-    """The token for unknown positions: the tokenizer's mask token, else an id without a token, as in Qwen 3, else the
-    last special token that neither ends a turn nor is in the chat template, else padding or the end of a turn."""
-    tokenizer = base.tokenizer
-    if (known := getattr(tokenizer, "mask_token_id", None)) is not None:
-        return known
-    if len(tokenizer) < base.vocab_size:
-        return len(tokenizer)
-    template = str(getattr(tokenizer, "chat_template", None) or "")
-    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    unused = [n for text, n in special.items() if n not in base.eos_ids and text not in template]
-    if unused:
-        return max(unused)
-    pad = tokenizer.pad_token_id
-    return min(base.eos_ids, default=0) if pad is None else pad

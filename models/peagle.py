@@ -78,17 +78,6 @@ class PEagleDraft(Eagle3Draft):
         return self.fuse(self.mask_hidden, (self.mask_hidden,))
 
 
-def default_mask_token(tokenizer: Any, vocab_size: int) -> int:
-    """The tokenizer's mask token, else the first row of the embeddings without a token, else its padding, end or
-    unknown token: the order of speculators."""
-    if tokenizer.mask_token_id is not None:
-        return tokenizer.mask_token_id
-    if len(tokenizer) < vocab_size:
-        return len(tokenizer)
-    others = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
-    return next((token for token in others if token is not None), 0)
-
-
 class RolloutBackend:
     """Attention of many rollouts in one forward: the L positions of each row's tokens (depth 0), then the rollouts'
     positions of depth 1, of depth 2, …. A position of depth d attends to the tokens up to its anchor and to its own

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from models.block_attention import BlockBackend
 from models.dflash import DFlashDraft
-from models.methods.dflash import check
 from models.methods.settings import TrainConfig
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
 from training.eagle3 import target_positions
@@ -48,7 +47,6 @@ class DFlashMethod(nn.Module):
         conversations: Sequence[TokenizedConversation] = (),
     ):
         super().__init__()
-        check({"layers": base.num_layers, "vocabulary": base.vocab_size}, config)
         self._base, self.config = (base,), config
         self.start_note, ids = "", None
         if draft is None and (config.draft_vocab_size or config.draft_vocab_coverage):

@@ -28,7 +28,6 @@ from models.eagle3 import Eagle3Draft
 from models.logits import Head
 from models.methods.settings import TrainConfig
 from models.runtime.argmax import argmax
-from speculoos.errors import BadInput
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
 from training.eagle import next_tokens, unrolled_hits
 from training.losses import dpace_weights, label_losses, unrolled_loss
@@ -58,8 +57,6 @@ class Eagle3Method(nn.Module):
         self.dpace_alpha = config.dpace_alpha if config.ttt_loss == "dpace" else 0.0
         self.kind = "ce" if self.dpace_alpha else config.ttt_loss
         self.weights = [1.0 if self.dpace_alpha else config.ttt_decay**j for j in range(self.steps)]
-        if invalid := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
-            raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {invalid[0]}.")
         if draft:
             draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
             self.draft = draft

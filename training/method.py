@@ -86,7 +86,10 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
     """The method named by `config.method`. Raises Unsupported or BadInput when it does not fit the base."""
     if reason := unsupported_reason(base.config.to_dict()):
         raise Unsupported(f"Cannot train a draft for {base.path}: {reason}")
-    cls = find_method(config.method).load("trainer")
+    record = find_method(config.method)
+    if record.check:
+        record.check({"layers": base.num_layers, "vocabulary": base.vocab_size}, config)
+    cls = record.load("trainer")
     if isinstance(base.forward, FastForward) or any(isinstance(part, PackedLinear) for part in base.model.modules()):
         raise Unsupported(f"{base.path}: this base's weights are packed for a fast forward; load it again to train.")
     if not isinstance(base, HeadOnlyBase):  # otherwise the server has checked

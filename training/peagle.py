@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from models.eagle3 import Eagle3Draft
 from models.logits import Head
+from models.mask_token import mask_token
 from models.methods.settings import TrainConfig
-from models.peagle import PEagleDraft, RolloutBackend, default_mask_token
-from speculoos.errors import BadInput
+from models.peagle import PEagleDraft, RolloutBackend
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
 from training.eagle import next_tokens
 from training.eagle3 import feature_rms, pad_positions_by_row, target_positions
@@ -67,16 +67,10 @@ class PEagleMethod(nn.Module):
     def _new_draft(
         self, config: TrainConfig, base: Any, conversations: Sequence[TokenizedConversation], start: Eagle3Draft | None
     ) -> PEagleDraft:
-        if invalid := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
-            raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {invalid[0]}.")
-        mask_token = config.mask_token_id
-        if mask_token is None:
-            mask_token = default_mask_token(base.tokenizer, base.vocab_size)
-        if mask_token >= base.vocab_size:
-            raise BadInput(f"mask_token_id: this base has tokens 0 to {base.vocab_size - 1}, got {mask_token}.")
+        mask_id = mask_token(base) if config.mask_token_id is None else config.mask_token_id
         if start is not None:
             rms = feature_rms(base, start.layers_wanted, conversations)
-            return PEagleDraft.from_eagle3(start, base, rms, mask_token, config.num_depths)
+            return PEagleDraft.from_eagle3(start, base, rms, mask_id, config.num_depths)
         ids = None
         if conversations:
             ids, self.start_note = choose_vocabulary(conversations, config, base)
@@ -84,7 +78,7 @@ class PEagleMethod(nn.Module):
             base,
             ids,
             feature_rms=feature_rms(base, config.aux_layers, conversations),
-            mask_token_id=mask_token,
+            mask_token_id=mask_id,
             num_depths=config.num_depths,
             aux_layers=config.aux_layers,
             eagle_num_layers=config.eagle_num_layers,

@@ -4,13 +4,12 @@ Constants: z-lab's and SpecForge's drafts have 5 layers, 5 fused layers, blocks 
 has the same, with gamma 4 and D-PACE of alpha 0.5. Two layers and blocks of 8 are for small bases on a CPU, where a
 draft layer costs as much as one of the base and each masked position is computed; they are not tuned (docs/log.md)."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import model_validator
 
 from models.methods.record import BaseShape, DraftSize, Method
-from models.methods.settings import DPACE_ALPHA, MAX_BATCH_TOKENS, DraftVocabularyConfig, setting
+from models.methods.settings import DPACE_ALPHA, MAX_BATCH_TOKENS, DraftVocabularyConfig, check_inputs, setting
 from speculoos.errors import BadInput
 
 FUSED_LAYERS = 5
@@ -85,15 +84,6 @@ def size(base: BaseShape, config: Any) -> DraftSize:
     )
 
 
-def check(card: Mapping[str, Any], config: Any) -> None:
-    """Raises BadInput for fused layers or a mask token that the base lacks."""
-    layers, tokens = card.get("layers") or 0, card.get("vocabulary") or 0
-    if layers and (invalid := [i for i in config.aux_layers if not 0 <= i < layers]):
-        raise BadInput(f"aux_layers: this base has layers 0 to {layers - 1}, got {invalid[0]}.")
-    if tokens and config.mask_token_id is not None and config.mask_token_id >= tokens:
-        raise BadInput(f"mask_token_id: this base has {tokens} tokens, got {config.mask_token_id}.")
-
-
 METHOD = Method(
     name="dflash",
     title="DFlash",
@@ -105,5 +95,5 @@ METHOD = Method(
     drafting=("depth", "tree", "sample"),
     config=DFlashSettings,
     size=size,
-    check=check,
+    check=check_inputs,
 )

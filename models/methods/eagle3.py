@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from models.methods.eagle import DRAFTING
 from models.methods.record import BaseShape, DraftSize, Method
-from models.methods.settings import DPACE_ALPHA, DraftVocabularyConfig, setting
+from models.methods.settings import DPACE_ALPHA, DraftVocabularyConfig, check_inputs, setting
 from speculoos.errors import BadInput
 
 
@@ -81,4 +81,5 @@ METHOD = Method(
     drafting=DRAFTING,
     config=Eagle3Settings,
     size=size,
+    check=check_inputs,
 )

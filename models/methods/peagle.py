@@ -4,7 +4,7 @@ from typing import Any
 
 from models.methods.eagle import DRAFTING
 from models.methods.record import BaseShape, DraftSize, Method
-from models.methods.settings import DraftVocabularyConfig, setting
+from models.methods.settings import DraftVocabularyConfig, check_inputs, setting
 
 
 class PEagleSettings(DraftVocabularyConfig):
@@ -59,4 +59,5 @@ METHOD = Method(
     config=PEagleSettings,
     size=size,
     starts_from=("eagle3",),
+    check=check_inputs,
 )

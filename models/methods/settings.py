@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
@@ -202,6 +203,16 @@ class DraftVocabularyConfig(TrainConfig):
         if self.draft_vocab_size and self.draft_vocab_coverage:
             raise BadInput("draft_vocab_size, draft_vocab_coverage: set only one of the two.")
         return self
+
+
+def check_inputs(card: Mapping[str, Any], config: Any) -> None:
+    """Raise BadInput for fused layers or a mask token that the base with this card lacks."""
+    layers, tokens = card.get("layers") or 0, card.get("vocabulary") or 0
+    if layers and (invalid := [i for i in config.aux_layers if not 0 <= i < layers]):
+        raise BadInput(f"aux_layers: this base has layers 0 to {layers - 1}, got {invalid[0]}.")
+    mask_token = getattr(config, "mask_token_id", None)
+    if tokens and mask_token is not None and mask_token >= tokens:
+        raise BadInput(f"mask_token_id: this base has {tokens} tokens, got {mask_token}.")
 
 
 DPACE_ALPHA = setting(0.5, "Smoothing of dpace; 1: no confidence.", 0.01, 1, label="Smoothing of D-PACE")

@@ -1,7 +1,5 @@
 """P-EAGLE's network: all rollouts of a row in one forward, and each equals drafting from its anchor alone."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from models.base import load_base
 from models.checkpoints import load_draft, load_draft_for_training, save_draft
 from models.eagle3 import Eagle3Draft
 from models.methods import train_config
-from models.peagle import PEagleDraft, RolloutBackend, default_mask_token
+from models.peagle import PEagleDraft, RolloutBackend
 from speculoos.errors import BadInput
 from training.peagle import PEagleMethod
 
@@ -85,17 +83,6 @@ def test_a_new_mask_is_as_large_as_the_features_of_each_channel(base):
     rms = torch.logspace(-2, 2, 3 * base.hidden_size)
     ratio = new_draft(base, feature_rms=rms).mask_hidden.detach().flatten() / rms
     assert 0.8 < float(ratio.square().mean().sqrt()) < 1.2
-
-
-def test_the_mask_token_is_one_that_texts_do_not_have_if_there_is_one():
-    class Tokenizer(SimpleNamespace):
-        def __len__(self):
-            return 300
-
-    tokens = {"mask_token_id": None, "pad_token_id": None, "eos_token_id": 2, "unk_token_id": 0}
-    assert default_mask_token(Tokenizer(**{**tokens, "mask_token_id": 9}), 300) == 9
-    assert default_mask_token(Tokenizer(**tokens), 320) == 300
-    assert default_mask_token(Tokenizer(**tokens), 300) == 2
 
 
 @torch.no_grad()

@@ -410,8 +410,12 @@ def test_what_the_base_cannot_take_is_refused_before_training(tiny_base, dataset
         train(config("draft", draft_num_layers=40), tiny_base, dataset, tmp_path / "out")
     with pytest.raises(BadInput, match="draft_vocab_size"):
         train(config("eagle3", draft_vocab_size=10**6), tiny_base, dataset, tmp_path / "out")
-    with pytest.raises(BadInput, match="aux_layers"):
-        train(config("eagle3", aux_layers=(1, 99)), tiny_base, dataset, tmp_path / "out")
+    for method in ("eagle3", "peagle", "dflash"):
+        with pytest.raises(BadInput, match="aux_layers: this base has layers 0 to"):
+            train(config(method, aux_layers=(1, 99)), tiny_base, dataset, tmp_path / "out")
+    for method in ("peagle", "dflash"):
+        with pytest.raises(BadInput, match="mask_token_id: this base has"):
+            train(config(method, mask_token_id=10**6), tiny_base, dataset, tmp_path / "out")
 
 
 @pytest.mark.parametrize("init", ["pruned", "random"])

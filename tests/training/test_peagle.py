@@ -8,7 +8,6 @@ import torch
 from models.methods import train_config
 from models.methods.peagle import expansion
 from models.peagle import PEagleDraft
-from speculoos.errors import BadInput
 from tests.models.test_peagle import drafted_alone
 from tests.training.test_losses import FAMILIES, agree, batch, in_answer, stirred
 from training.peagle import PEagleMethod, rollout_counts, sample_rollouts
@@ -117,9 +116,3 @@ def test_a_batch_without_an_answer_has_no_loss(base, batch):
     outcome = method(features, 0, torch.ones(1))
     outcome.loss.backward()
     assert method.counts(features).tolist() == [0] and outcome.loss == 0
-
-
-@pytest.mark.parametrize(("name", "value"), [("mask_token_id", 10**6), ("aux_layers", (1, 99))])
-def test_what_the_base_does_not_have_is_refused(name, value, base):
-    with pytest.raises(BadInput, match=f"{name}: this base has"):
-        PEagleMethod(config(**{name: value}), base)
