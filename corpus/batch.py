@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from decoding.target import common_prefix
 from models.base import LoadedBase
@@ -22,6 +23,8 @@ MAX_PREFILL_TOKENS = 2048
 MIN_SHARED_PREFIX = 16
 """Minimum length of a prefix shared with another prompt (system prompt, another sample) to copy its KV cache."""
 
+BLOCK = 256
+"""Tokens whose probabilities are summed first when sampling from all."""
 TOP_K = 1024
 """Tokens sorted first when sampling: sorting the whole vocabulary takes longer than a small model's forward."""
 
@@ -180,11 +183,13 @@ def _groups(answers: Sequence[BatchAnswer]) -> Iterator[list[BatchAnswer]]:
 
 def sample_tokens(logits: torch.Tensor, draws: list[float], temperature: float, top_p: float) -> list[int]:
     """Token ids for logits [B, V]. Temperature 0 is greedy; else inverse-CDF sampling from the smallest set of tokens
-    whose probability reaches `top_p`, with one uniform number in [0, 1) per row."""
+    whose probability reaches `top_p` (1: all tokens, unsorted), with one uniform number in [0, 1) per row."""
     if temperature <= 0:
         return argmax(logits).tolist()
-    probs = torch.softmax(logits.float() / temperature, dim=-1)
-    uniform = torch.tensor(draws, device=logits.device, dtype=probs.dtype)[:, None]
+    probs = torch.softmax(logits.to(torch.float32, copy=True).div_(temperature), dim=-1)
+    uniform = torch.tensor(draws, device=logits.device, dtype=torch.float64)[:, None]
+    if top_p >= 1:
+        return _from_all(probs, uniform).tolist()
     count = min(TOP_K, probs.shape[-1])
     values, order = probs.topk(count, dim=-1)
     token_ids = _inverse_cdf(values, order, uniform, top_p)
@@ -195,9 +200,27 @@ def sample_tokens(logits: torch.Tensor, draws: list[float], temperature: float, 
     return token_ids.tolist()
 
 
+def _from_all(probs: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """One token per row of `probs` [B, V]: first its block of BLOCK tokens, whose sums are faster than sums of all."""
+    missing = -probs.shape[1] % BLOCK
+    blocks = (F.pad(probs, (0, missing)) if missing else probs).unflatten(1, (-1, BLOCK))
+    total = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    draws = _below(draws * total[:, -1:], total[:, -1:])
+    block = torch.searchsorted(total, draws, right=True)
+    before = F.pad(total, (1, 0)).gather(1, block)
+    within = blocks[torch.arange(len(probs), device=probs.device), block[:, 0]].cumsum(dim=-1, dtype=torch.float64)
+    index = torch.searchsorted(within, _below(draws - before, within[:, -1:]), right=True)
+    return (block * BLOCK + index)[:, 0]
+
+
 def _inverse_cdf(probs: torch.Tensor, order: torch.Tensor, draws: torch.Tensor, top_p: float) -> torch.Tensor:
     """One of `order` [B, K] per row, by descending `probs` [B, K] and `draws` in [0, 1) [B, 1]."""
-    total = probs.cumsum(dim=-1)
+    total = probs.cumsum(dim=-1, dtype=torch.float64)
     last = torch.searchsorted(total, torch.full_like(total[:, :1], top_p)).clamp(max=probs.shape[-1] - 1)
-    index = torch.minimum(torch.searchsorted(total, draws * total.gather(1, last), right=True), last)
-    return order.gather(1, index)[:, 0]
+    mass = total.gather(1, last)
+    return order.gather(1, torch.searchsorted(total, _below(draws * mass, mass), right=True))[:, 0]
+
+
+def _below(draws: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """`draws`, or the largest number below `total`, so that no token after those with a probability is chosen."""
+    return torch.minimum(draws, total.nextafter(torch.zeros_like(total)))

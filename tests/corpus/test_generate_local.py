@@ -187,6 +187,21 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     assert sample_tokens(logits, [0.96], 1.0, 1.0) == [3] and sample_tokens(logits, [0.96], 0.0, 1.0) == [0]
 
 
+@pytest.mark.parametrize("size", [7, 300, 1024])
+def test_draws_from_all_tokens_follow_their_probabilities(size: int) -> None:
+    """Evenly spaced draws meet each token as often as its probability says, up to one draw per edge; never one without
+    a probability, also at the ends of the interval."""
+    logits = 3 * torch.randn(1, size, generator=torch.Generator().manual_seed(size))
+    logits[0, [0, size - 1]] = -1e9
+    count = 20_000
+    draws = [(i + 0.5) / count for i in range(count)]
+    tokens = torch.tensor(sample_tokens(logits.expand(count, -1), draws, 0.7, 1.0))
+    expected = torch.softmax(logits[0].double() / 0.7, dim=-1)
+    assert (torch.bincount(tokens, minlength=size) / count - expected).abs().max() <= 1.01 / count
+    assert sample_tokens(logits, [0.0], 0.7, 1.0) == [1]
+    assert sample_tokens(logits, [1 - 2**-53], 0.7, 1.0) == [size - 2]
+
+
 def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: LoadedBase, tmp_path: Path) -> None:
     """Ten answers, stopped after the 20th forward: prefixes of the whole answers, and no turn too much."""
 
