@@ -1,0 +1,102 @@
+"""Trains a draft of every method on the same answers for the same time, and measures all on the same questions.
+
+    python -m benchmarks.methods --data ANSWERS --questions FILE --out FOLDER [--methods M …] [--seeds 0 1 2]
+
+ANSWERS is a dataset of the starter's own answers (benchmarks.starter_data). Settings are those of the standard recipe
+with the changes in COMMON and CHANGES; all use two cores for --minutes. Then the tree is tuned on the built-in
+questions, and the first turns of FILE are answered with and without the draft in alternate steps, greedily in fp32.
+Results are in FOLDER, one file per training; those that exist are not repeated, so a race can take several sessions.
+Prints the table of docs/methods.md.
+"""
+
+import json
+import statistics
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import conditions, finish, load_average, make_parser, table_lines
+from benchmarks.starter_head import keep_tree, measure
+from models.checkpoints import read_config
+from models.methods import METHODS
+from models.methods.recipes import read_recipe
+from models.starter import starter_path
+from speculoos.files import write_json
+from speculoos.reporting import ConsoleReporter
+from training.loop import train
+from workers.jobs.words import parse_settings
+
+COMMON = {
+    **{"epochs": 0, "patience": 0, "warmup_ratio": 0.03, "lr": 0.001, "beta2": 0.95, "clip": 1.0},
+    **{"max_length": 512, "batch_tokens": 768, "held_out": 0.02, "max_held_out": 40, "cache_features_mb": 8192},
+    **{"log_every": 20, "eval_every": 400, "save_every": 0, "samples": 0, "save_dtype": "bfloat16"},
+}
+VOCABULARY = {"draft_vocab_coverage": 0.0, "draft_vocab_size": 8192}
+CHANGES: dict[str, dict[str, Any]] = {
+    "medusa": VOCABULARY,
+    "eagle": {},
+    "eagle3": {**VOCABULARY, "norm_before_residual": True},
+    "peagle": {**VOCABULARY, "norm_before_residual": True},
+    "dflash": VOCABULARY,
+    "draft": {},
+}
+"""{method: changes}; settings that do better on the starter (docs/log.md)."""
+
+
+def run(method: str, seed: int, args: Namespace) -> dict[str, Any]:
+    """Train, tune and measure one draft; the result, JSON-able."""
+    load, folder = load_average(), args.out / f"{method}-{seed}"
+    settings = {**COMMON, **CHANGES[method], "max_minutes": args.minutes, "seed": seed, **parse_settings(args.set)}
+    config = read_recipe(f"{method}-standard").config(settings)
+    done = train(config, starter_path(), args.data, folder, folder, ConsoleReporter())
+    tree = keep_tree(done.folder)
+    measured = measure(done.folder, args.questions, args.limit) if tree["drafting"] else {}
+    figures = read_config(done.folder)["training"]["figures"]
+    size = (done.folder / "model.safetensors").stat().st_size
+    trained = {"steps": done.step, "training": done.metrics, "bytes": size, "minutes": args.minutes, "figures": figures}
+    return {"method": method, "seed": seed, **trained, **tree, **measured, **conditions(load)}
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """A row for each method; with several seeds the medians, with the range of τ and of the speedup."""
+    rows = []
+    for method in dict.fromkeys(result["method"] for result in results):
+        own = [result for result in results if result["method"] == method]
+        tau, speedup = (_spread([r[name] for r in own if name in r]) for name in ("mean_accepted_length", "speedup"))
+        first = own[0]
+        accepted = ", ".join(f"{rate:.2f}" for rate in first.get("acceptance_by_depth", ()))
+        rows.append((METHODS[method].title, len(own), tau, accepted, speedup, f"{first['bytes'] / 1e6:.1f}"))
+    return "\n".join(table_lines("| method | trainings | τ | accepted by depth | × plain | MB |", rows))
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    text = f"{statistics.median(values):.2f}"
+    return text if len(values) == 1 else f"{text} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--methods", nargs="+", choices=CHANGES, default=list(CHANGES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--minutes", type=float, default=40)
+    parser.add_argument("--limit", type=int, default=80, help="number of questions")
+    parser.add_argument("--set", nargs="*", default=[], help="setting=value, for all methods")
+    args = parser.parse_args(arguments)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for seed in args.seeds:
+        for method in args.methods:
+            file = args.out / f"{method}-{seed}.json"
+            if not file.exists():
+                write_json(file, run(method, seed, args))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(args.out.glob("*.json"))]
+    finish({"results": results}, table(results), args.json)
+
+
+if __name__ == "__main__":
+    main()
