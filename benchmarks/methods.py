@@ -51,7 +51,7 @@ def run(method: str, seed: int, args: Namespace) -> dict[str, Any]:
     config = read_recipe(f"{method}-standard").config(settings)
     done = train(config, starter_path(), args.data, folder, folder, ConsoleReporter())
     tree = keep_tree(done.folder)
-    measured = measure(done.folder, args.questions, args.limit) if tree["drafting"] else {}
+    measured = measure(done.folder, args.questions, args.limit, passes=1) if tree["drafting"] else {}
     figures = read_config(done.folder)["training"]["figures"]
     size = (done.folder / "model.safetensors").stat().st_size
     trained = {"steps": done.step, "training": done.metrics, "bytes": size, "minutes": args.minutes, "figures": figures}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.shards import ShardWriter, read_rows, write_summary
-from evaluation.acceptance import evaluate
+from evaluation.acceptance import PASSES, evaluate
 from evaluation.questions import built_in, read_questions
 from evaluation.tuning import tune
 from models.base import load_base
@@ -88,11 +88,11 @@ def keep_tree(folder: Path) -> dict[str, Any]:
     return {"drafting": tuned.drafting, "verdict": tuned.plan.verdict}
 
 
-def measure(folder: Path, questions: Path, limit: int | None = None) -> dict[str, Any]:
+def measure(folder: Path, questions: Path, limit: int | None = None, passes: int = PASSES) -> dict[str, Any]:
     """Measure acceptance and speedup on first turns and store them in the checkpoint."""
     base = load_base(starter_path())
     rows = [{**row, "messages": first_turn(row["messages"])} for row in read_questions(questions)[:limit]]
-    result = evaluate(base, load_draft(folder, base), rows, ConsoleReporter(), max_tokens=MAX_TOKENS)
+    result = evaluate(base, load_draft(folder, base), rows, ConsoleReporter(), max_tokens=MAX_TOKENS, passes=passes)
     training = read_config(folder)["training"]
     measured = {name: result[name] for name in MEASURED}
     measured |= {"measured_on": f"{questions.parent.name}, first turns", "measured_tokens": result["tokens"]}
