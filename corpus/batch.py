@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from decoding.sampling import draw
 from decoding.target import common_prefix
 from models.base import LoadedBase
 from models.runtime.argmax import argmax
@@ -23,8 +24,6 @@ MAX_PREFILL_TOKENS = 2048
 MIN_SHARED_PREFIX = 16
 """Minimum length of a prefix shared with another prompt (system prompt, another sample) to copy its KV cache."""
 
-BLOCK = 256
-"""Tokens whose probabilities are summed first when sampling from all."""
 TOP_K = 1024
 """Tokens sorted first when sampling: sorting the whole vocabulary takes longer than a small model's forward."""
 
@@ -187,40 +186,20 @@ def sample_tokens(logits: torch.Tensor, draws: list[float], temperature: float, 
     if temperature <= 0:
         return argmax(logits).tolist()
     probs = torch.softmax(logits.to(torch.float32, copy=True).div_(temperature), dim=-1)
-    uniform = torch.tensor(draws, device=logits.device, dtype=torch.float64)[:, None]
+    uniform = torch.tensor(draws, device=logits.device, dtype=torch.float64)
     if top_p >= 1:
-        return _from_all(probs, uniform).tolist()
+        return draw(probs, uniform).tolist()
     count = min(TOP_K, probs.shape[-1])
     values, order = probs.topk(count, dim=-1)
-    token_ids = _inverse_cdf(values, order, uniform, top_p)
+    token_ids = _from_nucleus(values, order, uniform, top_p)
     incomplete = values.sum(dim=-1) < top_p if count < probs.shape[-1] else torch.zeros(len(probs), dtype=torch.bool)
     if incomplete.any():  # flat distributions: the set has more than TOP_K tokens
         values, order = probs[incomplete].sort(dim=-1, descending=True, stable=True)
-        token_ids[incomplete] = _inverse_cdf(values, order, uniform[incomplete], top_p)
+        token_ids[incomplete] = _from_nucleus(values, order, uniform[incomplete], top_p)
     return token_ids.tolist()
 
 
-def _from_all(probs: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """One token per row of `probs` [B, V]: first its block of BLOCK tokens, whose sums are faster than sums of all."""
-    missing = -probs.shape[1] % BLOCK
-    blocks = (F.pad(probs, (0, missing)) if missing else probs).unflatten(1, (-1, BLOCK))
-    total = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    draws = _below(draws * total[:, -1:], total[:, -1:])
-    block = torch.searchsorted(total, draws, right=True)
-    before = F.pad(total, (1, 0)).gather(1, block)
-    within = blocks[torch.arange(len(probs), device=probs.device), block[:, 0]].cumsum(dim=-1, dtype=torch.float64)
-    index = torch.searchsorted(within, _below(draws - before, within[:, -1:]), right=True)
-    return (block * BLOCK + index)[:, 0]
-
-
-def _inverse_cdf(probs: torch.Tensor, order: torch.Tensor, draws: torch.Tensor, top_p: float) -> torch.Tensor:
-    """One of `order` [B, K] per row, by descending `probs` [B, K] and `draws` in [0, 1) [B, 1]."""
-    total = probs.cumsum(dim=-1, dtype=torch.float64)
-    last = torch.searchsorted(total, torch.full_like(total[:, :1], top_p)).clamp(max=probs.shape[-1] - 1)
-    mass = total.gather(1, last)
-    return order.gather(1, torch.searchsorted(total, _below(draws * mass, mass), right=True))[:, 0]
-
-
-def _below(draws: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """`draws`, or the largest number below `total`, so that no token after those with a probability is chosen."""
-    return torch.minimum(draws, total.nextafter(torch.zeros_like(total)))
+def _from_nucleus(probs: torch.Tensor, order: torch.Tensor, draws: torch.Tensor, top_p: float) -> torch.Tensor:
+    """One of `order` [B, K] per row, by descending `probs` [B, K] and `draws` in [0, 1) [B]."""
+    before = F.pad(probs.cumsum(dim=-1, dtype=torch.float64), (1, -1), value=-1.0)  # the first is always in it
+    return order.gather(1, draw(probs * (before < top_p), draws)[:, None])[:, 0]

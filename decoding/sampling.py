@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
+
+BLOCK = 256
+"""Ids whose probabilities are summed first when drawing."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,23 @@ def normalized(weights: torch.Tensor) -> torch.Tensor:
 
 
 def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Ids [...] drawn from `probs` [..., V] by inverting the cumulative sum at `uniform` [...] in [0, 1)."""
-    total = probs.cumsum(dim=-1)
-    point = uniform.to(total)[..., None] * total[..., -1:]
-    ids = torch.searchsorted(total, point, right=True)[..., 0]
-    last = probs.shape[-1] - 1 - probs.flip(-1).gt(0).int().argmax(dim=-1)  # rounding may point past the last mass
-    return torch.minimum(ids, last)
+    """Ids [...] drawn from `probs` [..., V] by inverting the cumulative sum at `uniform` [...] in [0, 1): first the
+    block of BLOCK ids, since sums are several times as fast as cumulative sums."""
+    size = probs.shape[-1]
+    blocks = F.pad(probs, (0, -size % BLOCK)).unflatten(-1, (-1, BLOCK))
+    total = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    block, rest = _search(total, uniform.to(total)[..., None] * total[..., -1:])
+    chosen = blocks.gather(-2, block[..., None].expand(*block.shape, BLOCK))[..., 0, :]
+    index, _ = _search(chosen.cumsum(dim=-1, dtype=torch.float64), rest)
+    return (block * BLOCK + index)[..., 0].clamp(max=size - 1)
+
+
+def _search(total: torch.Tensor, point: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first index [..., 1] whose cumulative sum `total` [..., n] is above `point` [..., 1], and the point minus the
+    sum before it. A point that rounding put at the last sum is moved below it, so that its index has a probability."""
+    point = torch.minimum(point, total[..., -1:].nextafter(torch.zeros_like(point)))
+    index = torch.searchsorted(total, point, right=True).clamp(max=total.shape[-1] - 1)
+    return index, point - F.pad(total, (1, 0)).gather(-1, index)
 
 
 def draw_distinct(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
