@@ -38,7 +38,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "eagle": {},
     "eagle3": {**VOCABULARY, "norm_before_residual": True},
     "peagle": {**VOCABULARY, "norm_before_residual": True},
-    "dflash": VOCABULARY,
+    "dflash": {**VOCABULARY, "max_anchors": 96},
     "draft": {},
 }
 """{method: changes}; settings that do better on the starter (docs/log.md)."""
