@@ -4,9 +4,9 @@
 
 ANSWERS is a dataset of the starter's own answers (benchmarks.starter_data). Settings are those of the standard recipe
 with the changes in COMMON and CHANGES; all use two cores for --minutes. Then the tree is tuned on the built-in
-questions, and the first turns of FILE are answered with and without the draft in alternate steps, greedily in fp32.
-Results are in FOLDER, one file per training; those that exist are not repeated, so a race can take several sessions.
-Prints the table of docs/methods.md.
+questions (where none pays, one token is drafted), and the first turns of FILE are answered with and without the draft
+in alternate steps, greedily in fp32. Results are in FOLDER, one file per training; those that exist are not repeated,
+so a race can be continued. Prints the table of docs/methods.md.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.report import conditions, finish, load_average, make_parser, table_lines
 from benchmarks.starter_head import keep_tree, measure
-from models.checkpoints import read_config
+from models.checkpoints import read_config, update_draft_config
 from models.methods import METHODS
 from models.methods.recipes import read_recipe
 from models.starter import starter_path
@@ -42,6 +42,21 @@ CHANGES: dict[str, dict[str, Any]] = {
     "draft": {},
 }
 """{method: changes}; settings that do better on the starter (docs/log.md)."""
+ONE_TOKEN = {"tree": [[0]]}
+
+
+class LearningCurve(ConsoleReporter):
+    """Keeps minutes, τ of a chain and expected τ of a tree of eight at each evaluation on the held-out answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: list[dict[str, float]] = []
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        super().metrics(step, values)
+        if "eval/tau" in values:
+            tau, tree = values["eval/tau"], values["eval/tau_tree"]
+            self.points.append({"minutes": values["train/minutes"], "tau": tau, "tree": tree})
 
 
 def run(method: str, seed: int, args: Namespace) -> dict[str, Any]:
@@ -49,13 +64,16 @@ def run(method: str, seed: int, args: Namespace) -> dict[str, Any]:
     load, folder = load_average(), args.out / f"{method}-{seed}"
     settings = {**COMMON, **CHANGES[method], "max_minutes": args.minutes, "seed": seed, **parse_settings(args.set)}
     config = read_recipe(f"{method}-standard").config(settings)
-    done = train(config, starter_path(), args.data, folder, folder, ConsoleReporter())
+    curve = LearningCurve()
+    done = train(config, starter_path(), args.data, folder, folder, curve)
     tree = keep_tree(done.folder)
-    measured = measure(done.folder, args.questions, args.limit, passes=1) if tree["drafting"] else {}
+    if not tree["drafting"]:  # no tree pays
+        update_draft_config(done.folder, drafting=ONE_TOKEN)
+    measured = measure(done.folder, args.questions, args.limit, passes=1)
     figures = read_config(done.folder)["training"]["figures"]
     size = (done.folder / "model.safetensors").stat().st_size
-    trained = {"steps": done.step, "training": done.metrics, "bytes": size, "minutes": args.minutes, "figures": figures}
-    return {"method": method, "seed": seed, **trained, **tree, **measured, **conditions(load)}
+    trained = {"steps": done.step, "training": done.metrics, "bytes": size, "curve": curve.points, "figures": figures}
+    return {"method": method, "seed": seed, "minutes": args.minutes, **trained, **tree, **measured, **conditions(load)}
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -63,16 +81,17 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     rows = []
     for method in dict.fromkeys(result["method"] for result in results):
         own = [result for result in results if result["method"] == method]
-        tau, speedup = (_spread([r[name] for r in own if name in r]) for name in ("mean_accepted_length", "speedup"))
+        tau, speedup = (_spread([r[name] for r in own]) for name in ("mean_accepted_length", "speedup"))
         first = own[0]
-        accepted = ", ".join(f"{rate:.2f}" for rate in first.get("acceptance_by_depth", ()))
-        rows.append((METHODS[method].title, len(own), tau, accepted, speedup, f"{first['bytes'] / 1e6:.1f}"))
-    return "\n".join(table_lines("| method | trainings | τ | accepted by depth | × plain | MB |", rows))
+        accepted = ", ".join(f"{rate:.2f}" for rate in first["acceptance_by_depth"])
+        speed = statistics.median(r["training"]["tokens"] / r["training"]["minutes"] / 60 for r in own)
+        size = f"{first['bytes'] / 1e6:.1f}"
+        rows.append((METHODS[method].title, len(own), tau, accepted, speedup, f"{speed:,.0f}", size))
+    head = "| method | trainings | τ | accepted by depth | × plain | training tokens/s | MB |"
+    return "\n".join(table_lines(head, rows))
 
 
 def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
     text = f"{statistics.median(values):.2f}"
     return text if len(values) == 1 else f"{text} ({min(values):.2f} to {max(values):.2f})"
 
