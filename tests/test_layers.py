@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -52,10 +53,17 @@ def sources(package: str) -> list[Path]:
     return [path for path in files if package_of(module_of(path)) == package]
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Every import and class of a file, anywhere in it."""
+    wanted = (ast.Import, ast.ImportFrom, ast.ClassDef)
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, wanted)]
+
+
 def imported(path: Path) -> set[str]:
     """Every module a file imports, anywhere in it; `from a import b` counts as a.b."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -92,7 +100,7 @@ def test_the_table_names_every_package_and_they_are_few() -> None:
 def test_class_names_are_unique() -> None:
     places = defaultdict(list)
     for path in (path for package in PACKAGES for path in sources(package)):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(CLONE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}

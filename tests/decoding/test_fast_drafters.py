@@ -1,5 +1,7 @@
 """Beside a packed base every draft is packed too, and nothing but the speed changes."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -42,6 +44,18 @@ def made(name: str, base: LoadedBase):
     return medusa(base, medusa_tie_lm_head=name == "medusa-tied")
 
 
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """folder_of(family): a tiny Phi, or a llama whose head is tied or not."""
+
+    @cache
+    def make(family: str):
+        kind = "phi" if family == "phi" else "llama"
+        return make_tiny_base(tmp_path_factory.mktemp(family), kind, tie_word_embeddings=family == "tied")
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("name", "family"),
     [*((name, "untied") for name in ("medusa", "medusa-tied", "eagle", "eagle3", "peagle", "draft"))]
@@ -49,18 +63,17 @@ def made(name: str, base: LoadedBase):
     + [("medusa-tied", "tied"), ("draft", "tied"), ("medusa", "phi"), ("eagle", "phi"), ("eagle3", "phi")]
     + [("dflash", "phi"), ("dflash-small", "phi"), ("dflash", "tied")],
 )
-def test_a_packed_draft_drafts_the_same_trees(tmp_path, name, family, monkeypatch):
+def test_a_packed_draft_drafts_the_same_trees(folder_of, name, family, monkeypatch):
     """Phi's head has a bias."""
     monkeypatch.setattr(
         runners, "drafting_dtype", lambda draft: torch.float32
     )  # as the other draft: rounding could change a tree
-    make_tiny_base(tmp_path, "phi" if family == "phi" else "llama", tie_word_embeddings=family == "tied")
-    slow_base, fast_base = load_base(tmp_path), load_base(tmp_path)
+    slow_base, fast_base = load_base(folder_of(family)), load_base(folder_of(family))
     slow_draft, fast_draft = made(name, slow_base), made(name, fast_base)
     slow, fast = Target(slow_base, 200), fast_target(fast_base, 200)
     for _ in range(2):  # a second drafter of the same draft finds it packed already
-        expected = run(slow, make_drafter(slow, slow_draft, {"tree": TREE}), PROMPT, max_tokens=32)
-        steps = run(fast, make_drafter(fast, fast_draft, {"tree": TREE}), PROMPT, max_tokens=32)
+        expected = run(slow, make_drafter(slow, slow_draft, {"tree": TREE}), PROMPT, max_tokens=20)
+        steps = run(fast, make_drafter(fast, fast_draft, {"tree": TREE}), PROMPT, max_tokens=20)
         assert [s.tokens for s in steps] == [s.tokens for s in expected]
         assert [s.draft_record.tokens for s in steps] == [s.draft_record.tokens for s in expected]
         slow.rewind(0)

@@ -37,8 +37,14 @@ NARROW = ("T=0.8 top-k 3", "T=1.2 top-k 5 top-p 0.9")
 TOO_WIDE = {("wide", name, "sampled") for name in NARROW}
 """Four different children cannot be drawn from three tokens; that fewer are drawn is tested on its own."""
 CASES = [case for case in product(SHAPES, WARPS, ["deterministic", "sampled"]) if case not in TOO_WIDE]
-TESTS = 2 * len(CASES) + 6
+TESTS = 2 * len(CASES) + 3
 """χ² tests in this file that must pass."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six tokens are two blocks, as a real vocabulary is many; one block of 256 would be nearly all zeros."""
+    monkeypatch.setattr("decoding.sampling.BLOCK", 4)
 
 
 def p_value(counts: torch.Tensor, probs: torch.Tensor) -> float:
@@ -173,10 +179,10 @@ def test_distinct_draws_follow_sampling_without_replacement():
     probs = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
 
-    def uniforms(count):
-        return torch.rand(count, generator=generator, dtype=torch.float64)
+    def uniforms(*shape):
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    draws = torch.stack([draw_distinct(probs, uniforms(2)) for _ in range(3000)])
+    draws = draw_distinct(probs.expand(3000, -1), uniforms(3000, 2))
     counts = torch.bincount(draws[:, 0] * 4 + draws[:, 1], minlength=16)
     exact = probs[:, None] * probs / (1 - probs[:, None])
     assert p_value(counts, exact.fill_diagonal_(0).flatten()) > ALARM / TESTS
@@ -223,11 +229,9 @@ class ToyTarget(Target):
         pass
 
 
-@pytest.mark.parametrize(
-    ("shape", "kind", "top_k"),
-    [("chain", "deterministic", 0), ("chain", "sampled", 4), ("tree", "deterministic", 4), ("tree", "sampled", 0)],
-)
+@pytest.mark.parametrize(("shape", "kind", "top_k"), [("chain", "sampled", 4), ("tree", "deterministic", 0)])
 def test_the_whole_loop_keeps_the_bases_distribution(base, shape, kind, top_k):
+    """Sampled trees: test_lossless_drafters.py."""
     table = context_logits(5)
     warp = LogitsWarper(0.9, top_k, 0.95)
     config = {"temperature": 0.9, "top_p": 0.95, "top_k": top_k, "max_tokens": 3, "eos_ids": frozenset()}

@@ -35,6 +35,10 @@ LAUNCHES = {
 }
 """Launches of a greedy step, and of a sampled one. A graph is one launch; to move accepted rows takes five more."""
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
+WITH_ALL_DRAFTERS = ("llama", "mistral", "phi", "granite", "gemma2")
+"""One family for each rule of logits and kind of attention: only the standalone draft has more of its base. On a CPU
+test_exactness.py runs every drafter beside every family."""
+WITH_ALL_FAMILIES = ("ngram", "eagle3", "draft")
 
 
 @pytest.fixture
@@ -59,13 +63,17 @@ def tokens(target: Target, drafter: Drafter, length: int = LENGTH, **config: obj
 def test_every_drafter_emits_the_tokens_of_plain_decoding(
     family: str, base_of: Callable[..., LoadedBase], cuda: EmulatedCuda
 ) -> None:
+    """Every drafter samples beside llama, and every family with a drafter of its turn."""
     target = fast_target(load_base(base_of(family).path, device="cuda"), 200)
     assert target.base.device.type == "cuda"
     plain = tokens(target, drafter_of(target, "none"))
-    for name in DRAFTERS[1:]:
+    names = DRAFTERS[1:] if family in WITH_ALL_DRAFTERS else WITH_ALL_FAMILIES
+    turn = names[[*FAMILIES].index(family) % len(names)]
+    for name in names:
         drafter = drafter_of(target, name)
         assert tokens(target, drafter) == plain, name
-        assert len(tokens(target, drafter, 2, **SAMPLED)) == 2, name
+        if family == "llama" or name == turn:
+            assert len(tokens(target, drafter, 2, **SAMPLED)) == 2, name
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
@@ -86,8 +94,7 @@ def test_launches_and_synchronizations_of_a_step(
         assert cuda.launches.total() <= most and cuda.synchronizations.total() == waits, (cuda.launches, sampling)
 
 
-@pytest.mark.parametrize("sampling", [{}, SAMPLED])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize(("family", "sampling"), [("mistral", {}), ("llama", SAMPLED)])
 def test_graphs_draft_the_trees_of_a_cpu(
     family: str, sampling: dict[str, float], base_of: Callable[..., LoadedBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,8 +125,13 @@ def test_typical_acceptance(base_of: Callable[..., LoadedBase], cuda: EmulatedCu
     assert len(tokens(target, drafter_of(target, "medusa"), acceptance="typical", **SAMPLED)) == LENGTH
 
 
-@pytest.mark.parametrize("family", ["llama", "generic"])
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    ("family", "sampling"),
+    [
+        *(("llama", {}), ("llama", {"temperature": 0.8})),
+        *(("generic", {}), ("generic", {"temperature": 0.8, "top_p": 0.9})),
+    ],
+)
 def test_a_batch_is_answered_as_one_by_one(
     family: str, sampling: dict[str, float], base_of: Callable[..., LoadedBase], cuda: EmulatedCuda
 ) -> None:

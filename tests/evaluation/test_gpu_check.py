@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_check
+from benchmarks import gpu_check, gpu_exactness
 from benchmarks.exactness import reference
 from benchmarks.gpu_exactness import Bench, Claim, follow_reference
 from benchmarks.report import replace_between
 from decoding.drafters import make_drafter
 from decoding.target import Target
 from models.base import load_base
+from tests.tiny import FAMILIES
 
 CPU = torch.device("cpu")
 
@@ -25,7 +26,12 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @pytest.mark.integration
-def test_every_part_runs_dry_and_its_output_is_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part_runs_dry_and_its_output_is_exact(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the families one for each rule of logits; tests/decoding/test_exactness.py runs all."""
+    few = {name: FAMILIES[name] for name in ("llama", "phi", "granite", "gemma2")}
+    monkeypatch.setattr(gpu_exactness, "FAMILIES", few)
     page, out = gpu_check.PAGE.read_text(encoding="utf-8"), tmp_path / "gpu.json"
     status = gpu_check.main(["--dry-run", "--json", str(out)])
     said = capsys.readouterr().out

@@ -44,12 +44,15 @@ QUESTIONS = [
     {"id": f"q{n}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(("a fox", "1 2 3"))
 ]
 SHAPES = {
-    "medusa": ({"tree": [[0, 0]]}, {"tree": [[0, 0], [0, 1], [1, 0], [2]]}),
-    "eagle": ({"depth": 3, "top_k": 1, "nodes": 5}, {"depth": 2, "top_k": 3, "nodes": 8}),
-    "eagle3": ({"depth": 3, "top_k": 1, "nodes": 5}, {"tree": [[0, 0, 0], [1, 0], [2]]}),
-    "peagle": ({"tree": [[0, 0, 0]]}, {"depth": 2, "top_k": 3, "nodes": 8}),
-    "dflash": ({"depth": 3}, {"tree": [[0, 0, 0], [0, 1], [1]]}),
-    "draft": ({"depth": 4}, {"tree": [[0, 0, 0], [0, 1], [1]]}),
+    "medusa tree": ("medusa", {"tree": [[0, 0], [0, 1], [1, 0], [2]]}),
+    "eagle dynamic tree": ("eagle", {"depth": 2, "top_k": 3, "nodes": 8}),
+    "eagle3 chain": ("eagle3", {"depth": 3, "top_k": 1, "nodes": 5}),
+    "eagle3 static tree": ("eagle3", {"tree": [[0, 0, 0], [1, 0], [2]]}),
+    "peagle dynamic tree": ("peagle", {"depth": 2, "top_k": 3, "nodes": 8}),
+    "dflash chain": ("dflash", {"depth": 3}),
+    "dflash tree": ("dflash", {"tree": [[0, 0, 0], [0, 1], [1]]}),
+    "draft chain": ("draft", {"depth": 4}),
+    "draft tree": ("draft", {"tree": [[0, 0, 0], [0, 1], [1]]}),
 }
 
 
@@ -65,15 +68,21 @@ def draft_for(base, method: str):
     return {"eagle": EagleDraft, "eagle3": Eagle3Draft, "peagle": PEagleDraft}[method].from_base(base)
 
 
+@pytest.fixture(scope="module")
+def said(tiny_base, tmp_path_factory):
+    """The tiny base's answers to QUESTIONS."""
+    path = tmp_path_factory.mktemp("recorded") / "said.jsonl"
+    assert record(load_base(tiny_base), 40, QUESTIONS, path) == 2
+    return path
+
+
 def facts(steps):
     """Everything of steps but their times."""
     return [(s.index, s.kind, s.tokens, s.draft_record, s.accepted, s.counted, s.finish) for s in steps]
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["chain", "tree"])
-@pytest.mark.parametrize("method", [*SHAPES])
-def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method, which):
-    options = SHAPES[method][which]
+@pytest.mark.parametrize(("method", "options"), [*SHAPES.values()], ids=[*SHAPES])
+def test_a_replay_is_step_for_step_what_running_was(said, tiny_base, method, options):
     base = load_base(tiny_base)
     draft = draft_for(base, method)
     target = fast_target(base, 512)
@@ -83,9 +92,8 @@ def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method,
         target.rewind(0)
         prompt = render(base.tokenizer, row["messages"])
         ran.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=40))))
-    assert record(base, 40, QUESTIONS, tmp_path / "said.jsonl") == 2
     opened = open_with_base(base, draft, options)
-    done = replay(read_recordings(tmp_path / "said.jsonl"), opened.target, opened.new_drafter, SilentReporter())
+    done = replay(read_recordings(said), opened.target, opened.new_drafter, SilentReporter())
     assert [facts(row.steps) for row in done.rows] == [facts(steps) for steps in ran]
     found = replay_metrics(done, base.tokenizer)
     parts = breakdown(ran, token_text_reader(base.tokenizer))
@@ -99,14 +107,13 @@ def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method,
 
 
 @pytest.mark.parametrize("options", [{"depth": 3}, {"tree": [[0, 0], [1]]}], ids=["chain", "tree"])
-def test_a_small_model_is_judged_without_its_target(tmp_path, tiny_base, options):
+def test_a_small_model_is_judged_without_its_target(said, tiny_base, options):
     base = load_base(tiny_base)
-    record(base, 32, QUESTIONS, tmp_path / "said.jsonl")
     draft = StandaloneDraft(load_base(tiny_base).model)
     forced = open_with_base(base, draft, options)
     alone = open_small_model(tiny_base, options)
     steps = [
-        facts(replay(read_recordings(tmp_path / "said.jsonl"), one.target, one.new_drafter, SilentReporter()).steps)
+        facts(replay(read_recordings(said), one.target, one.new_drafter, SilentReporter()).steps)
         for one in (forced, alone)
     ]
     assert steps[0] == steps[1]
@@ -184,12 +191,12 @@ def test_a_given_machine_tells_the_speed(tiny_base):
 
 @pytest.fixture(scope="module")
 def starter(tmp_path_factory):
-    """The starter, its head, questions, and the file of its own answers to them."""
+    """The starter, its head, a question, and the file of its own answer."""
     if not (starter_path() / "config.json").exists():
         pytest.skip("the starter model is not installed; `make install` converts it")
     base = load_base(starter_path())
     head = load_draft(PROJECT_ROOT / "models" / "starter_head", base)
-    questions = [{**row, "messages": row["messages"][:1]} for row in built_in(2)]
+    questions = [{**row, "messages": row["messages"][:1]} for row in built_in(1)]
     said = tmp_path_factory.mktemp("starter") / "said.jsonl"
     record(base, 16, questions, said)
     return base, head, questions, said

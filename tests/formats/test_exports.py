@@ -1,100 +1,17 @@
-"""Every kind of draft in every format: either it goes there, and what an independent reader rebuilds from the files
-drafts the same, or a sentence says why not and nothing is written."""
+"""Exports: why a draft cannot go, what servers find in the files, and what they do with them. That every kind goes to
+every format that takes it is in test_round_trip.py."""
 
 import json
 
 import pytest
 from safetensors.torch import load_file
 
-from formats import FORMATS, find_format
-from formats.checkpoint import CheckpointFiles
+from formats import FORMATS
 from formats.export import build_export
 from formats.options import export_options
-from formats.report import ExportReport
 from speculoos.checksums import find_changed_files, read_checksums
-from speculoos.errors import Conflict, Unsupported
-from tests.formats.commands import check
-from tests.formats.conftest import EVERY
-from tests.formats.table import check_table
-
-EAGLE3 = {"vllm", "speculators", "sglang", "trtllm", "modelopt"}
-NEWER = {"vllm", "speculators"}
-TAKES = {
-    "eagle": {"vllm", "sglang"},
-    "eagle3": EAGLE3 | {"gguf"},
-    "eagle3-small": EAGLE3 | {"gguf"},
-    "eagle3-residual": NEWER | {"gguf"},
-    "eagle-biased": {"sglang"},
-    "eagle-scaled": {"vllm", "sglang"},
-    "eagle3-scaled": EAGLE3 | {"gguf"},
-    "eagle-own": {"vllm"},
-    "eagle3-fused-norm": NEWER | {"sglang", "trtllm"},
-    "eagle3-each-norm": NEWER | {"sglang", "trtllm"},
-    "eagle3-joined-norm": NEWER | {"sglang", "trtllm", "gguf"},
-    "eagle3-deep": NEWER,
-    "eagle3-four": EAGLE3 - {"speculators"},
-    "eagle3-narrow": {"vllm", "gguf"},
-    "peagle": NEWER,
-    "peagle-deep": {"vllm"},
-    "medusa": {"vllm", "trtllm", "medusa"},
-    "medusa-shared": {"vllm", "trtllm", "medusa"},
-    "medusa-small": set(),
-    "dflash": {"vllm", "speculators", "sglang", "huggingface", "gguf"},
-    "dflash-small": {"vllm", "speculators", "gguf"},
-    "dflash-biased": {"vllm", "speculators", "sglang"},
-    "draft": {"huggingface", "gguf"},
-    "draft-narrow": {"huggingface", "gguf"},
-}
-"""Beside `own`, which takes all."""
-RUN = "python TensorRT-LLM/examples/run.py"
-ENGINE = ["git clone", "python TensorRT-LLM/examples/medusa/convert_checkpoint.py", "trtllm-build", RUN]
-SGLANG = "python -m sglang.launch_server"
-SERVED_BY = {
-    **{"vllm": ["vllm serve"], "speculators": ["vllm serve"], "sglang": [SGLANG]},
-    **{"medusa": ["text-generation-launcher"], "modelopt": ["trtllm-serve", SGLANG]},
-    "gguf": ["speculoos models gguf", "llama-server"],
-    **{"huggingface": ["transformers", "vllm serve", SGLANG, "trtllm-serve"]},
-}
-"""Programs in the README of a format, in this order: every server that the format is said to be for."""
-HALF = ("eagle", "eagle3", "eagle3-small", "medusa", "dflash-small", "draft")
-"""Of each method one, and those with a map of the vocabulary: a type is cast alike in every tensor."""
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [*((kind, "float32") for kind in EVERY), *((kind, "bfloat16") for kind in HALF)]
-)
-def test_a_draft_goes_where_it_can_and_drafts_the_same_there(kind, dtype, base, checkpoint, tmp_path):
-    folder = checkpoint(kind, dtype)
-    for option in export_options(folder, base.path):
-        if find_format(option.name).scheme:  # test_quantized.py
-            continue
-        target = tmp_path / option.name
-        assert option.possible == (option.name == "own" or option.name in TAKES[kind]), (option.name, option.reason)
-        if not option.possible:
-            with pytest.raises(Unsupported) as refused:
-                build_export(folder, base, option.name, target)
-            assert str(refused.value) == option.reason and not target.exists()
-            continue
-        report = build_export(folder, base, option.name, target)
-        assert report.passed, report.failures
-        assert not find_changed_files(target)
-        if option.name != "own":
-            check_folder(target, report, option.name)
-            if option.name != "gguf":  # test_gguf.py
-                check_table(target, option.name, CheckpointFiles.read(folder, base.path))
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")], "something half-made stayed"
-
-
-def check_folder(target, report, name):
-    """The report, the sums of every file, and a README with a command."""
-    assert ExportReport.from_json(json.loads((target / "validation.json").read_text())) == report
-    assert {*read_checksums(target)} == {p.name for p in target.iterdir()} - {"SHA256SUMS"}
-    assert report.figures["largest_relative_difference"] <= 1e-4 and report.figures["drafted"] >= 18
-    said = (target / "README.md").read_text()
-    programs = [program for program in check(said, target.parent, "PATH_OF_THE_BASE") if program != "curl"]
-    expected = SERVED_BY.get(name, ENGINE if report.method == "medusa" else ["trtllm-serve"])
-    assert programs == (["transformers"] if (report.method, name) == ("dflash", "huggingface") else expected)
-    assert report.subject["tokenizer_sha256"] in said
+from speculoos.errors import Conflict
+from tests.formats.test_round_trip import EAGLE3
 
 
 def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
@@ -210,6 +127,31 @@ def test_transformers_takes_the_standalone_draft_as_an_assistant(base, checkpoin
     assert (tmp_path / "out" / "generation_config.json").is_file()
 
 
+def test_transformers_takes_a_draft_that_shares_its_embeddings_with_its_head(tmp_path):
+    """As a draft for the starter does."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from models.base import load_base
+    from models.checkpoints import save_draft
+    from models.standalone import StandaloneDraft
+    from tests.tiny import make_tiny_base
+
+    tied = load_base(make_tiny_base(tmp_path / "base", tie_word_embeddings=True))
+    ours = StandaloneDraft.from_base(tied, 2)
+    save_draft(tmp_path / "draft", ours, {"base": "tied"})
+    build_export(tmp_path / "draft", tied, "huggingface", tmp_path / "huggingface")
+    loading = {"dtype": torch.float32, "output_loading_info": True}
+    draft, info = AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface", **loading)
+    assert not info["unexpected_keys"] and not info["missing_keys"]
+    chat = [{"role": "user", "content": "Why is the sky blue?"}]
+    ids = tied.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    options = {**ids, "do_sample": False, "max_new_tokens": 12}
+    with torch.no_grad():
+        assert torch.equal(tied.model.generate(**options), tied.model.generate(**options, assistant_model=draft))
+        assert torch.allclose(ours.model(**ids).logits, draft(**ids).logits, rtol=1e-4, atol=1e-4)
+
+
 def test_transformers_drafts_with_a_dflash_draft(base, checkpoint, tmp_path):
     import torch
     from transformers import AutoModel, AutoTokenizer
@@ -268,29 +210,6 @@ def starter():
     from models.starter import starter_path
 
     return load_base(starter_path())
-
-
-@pytest.mark.real
-def test_transformers_answers_the_same_with_a_draft_for_the_starter(starter, tmp_path, one_prompt):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from formats.proof import PROMPTS
-    from models.checkpoints import save_draft
-    from models.standalone import StandaloneDraft
-
-    ours = StandaloneDraft.from_base(starter, 2)
-    save_draft(tmp_path / "draft", ours, {"base": "starter"})
-    build_export(tmp_path / "draft", starter, "huggingface", tmp_path / "huggingface")
-    loading = {"dtype": torch.float32, "output_loading_info": True}
-    draft, info = AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface", **loading)
-    assert not info["unexpected_keys"] and not info["missing_keys"]
-    chat = [{"role": "user", "content": PROMPTS[0]}]
-    ids = starter.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    options = {**ids, "do_sample": False, "max_new_tokens": 12}
-    with torch.no_grad():
-        assert torch.equal(starter.model.generate(**options), starter.model.generate(**options, assistant_model=draft))
-        assert torch.allclose(ours.model(**ids).logits, draft(**ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.real

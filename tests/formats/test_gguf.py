@@ -382,19 +382,27 @@ def test_llamacpp_generates_the_same(name, tmp_path):
         assert server("/completion", prompt=ids, **options)["tokens"] == expected[0, len(ids) :].tolist()
 
 
+ASKED = {"n_predict": 24, "temperature": 0, "return_tokens": True, "ignore_eos": True, "prompt": [5, 60, 100, 33]}
+
+
+@pytest.fixture(scope="module")
+def plain(base, tmp_path_factory):
+    """The base as a file, and what llama.cpp says with it alone."""
+    file = write_base(base.path, tmp_path_factory.mktemp("plain") / "base.gguf", "f32")
+    with Server(file) as server:
+        return file, server("/completion", **ASKED)["tokens"]
+
+
 @pytest.mark.parametrize("name", ["gguf", "gguf-f16", "gguf-q8_0"])
 @pytest.mark.parametrize(
     "kind", ["eagle3", "eagle3-small", "eagle3-residual", "eagle3-narrow", "eagle3-scaled", "draft"]
 )
-def test_llamacpp_loads_the_draft_and_answers_the_same(kind, name, base, checkpoint, tmp_path):
+def test_llamacpp_loads_the_draft_and_answers_the_same(kind, name, base, plain, checkpoint, tmp_path):
     build_export(checkpoint(kind), base, name, tmp_path / "out")
-    file = write_base(base.path, tmp_path / "base.gguf", "f32")
-    options = {"n_predict": 24, "temperature": 0, "return_tokens": True, "ignore_eos": True, "prompt": [5, 60, 100, 33]}
-    with Server(file) as server:
-        plain = server("/completion", **options)
+    file, tokens = plain
     draft = next((tmp_path / "out").glob("*.gguf"))
     with Server(file, draft, "SIMPLE" if kind == "draft" else "EAGLE3") as server:
-        drafted = server("/completion", **options)
-    assert drafted["tokens"] == plain["tokens"] and drafted["timings"]["draft_n"] > 0
+        drafted = server("/completion", **ASKED)
+    assert drafted["tokens"] == tokens and drafted["timings"]["draft_n"] > 0
     if kind == "draft":
         assert drafted["timings"]["draft_n_accepted"] > 0

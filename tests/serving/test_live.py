@@ -191,7 +191,7 @@ def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(serv
                     holder := leases.holder(db, machine.device_key("cpu", served.settings.home))
                 ) and holder not in holders:
                     holders.append(holder)
-            time.sleep(0.001)
+            time.sleep(0.005)
 
     watching = threading.Thread(target=watch)
     watching.start()

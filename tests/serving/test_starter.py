@@ -24,7 +24,7 @@ def real(served: Served) -> Iterator[Served]:
 
 def ask(served: Served, messages: list[dict[str, str]], **parameters: Any) -> dict[str, Any]:
     with served.client() as client:
-        body = {"model": "starter", "messages": messages, "max_tokens": 40, **parameters}
+        body = {"model": "starter", "messages": messages, "max_tokens": 28, **parameters}
         answer = client.post("/v1/chat/completions", json=body, timeout=300)
     assert answer.status_code == 200, answer.text
     return answer.json()

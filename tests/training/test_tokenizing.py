@@ -43,12 +43,16 @@ def rows() -> list[dict]:
     return [chat(n) for n in range(60)] + [refused, cut, {**chat(91), "token_ids": [5, 6, 7], "loss_spans": [[1, 3]]}]
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of some kilobytes have several pieces, and processes are worth starting."""
     monkeypatch.setattr(token_files, "CHUNK_BYTES", 2500)
     monkeypatch.setattr(tokenizing, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(tokenizing.os, "sched_getaffinity", lambda _: {0, 1})
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_parallel(monkeypatch)
 
 
 def expected(rows: list[dict], tokenizer) -> list[tuple[str, list[int], list[bool]]]:
@@ -58,11 +62,16 @@ def expected(rows: list[dict], tokenizer) -> list[tuple[str, list[int], list[boo
 
 @pytest.mark.integration
 def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothing(
-    tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
+    tiny_base: Path, rows: list[dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the same files as one process."""
     folder, tokenizer, saying = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base), Saying()
+    monkeypatch.setattr(token_files, "CHUNK_BYTES", 2500)
+    alone = tokenize_dataset(write_dataset(tmp_path / "alone", rows), tokenizer)
+    make_parallel(monkeypatch)
     made = tokenize_dataset(folder, tokenizer, reporter=saying)
-    assert made.processes == 2 and len(made.chunks) > 2
+    assert (alone.processes, made.processes) == (1, 2) and len(made.chunks) > 2
+    assert [alone.file(p).read_bytes() for p in alone.chunks] == [made.file(p).read_bytes() for p in made.chunks]
     found, report = load_conversations(folder, tokenizer, 4096, reporter=saying)
     assert [(c.id, c.token_ids.tolist(), c.mask.tolist()) for c in found] == expected(rows, tokenizer)
     assert {c.id: c.category for c in found}["row-90"] == "cut"
@@ -73,23 +82,12 @@ def test_processes_make_what_masking_row_by_row_makes_and_a_second_attempt_nothi
 
 
 @pytest.mark.integration
-def test_one_process_makes_the_same_files(tiny_base: Path, rows: list[dict], tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(token_files, "CHUNK_BYTES", 2500)
-    tokenizer = load_tokenizer(tiny_base)
-    here = tokenize_dataset(write_dataset(tmp_path / "a", rows), tokenizer)
-    monkeypatch.setattr(tokenizing, "PARALLEL_BYTES", 1)
-    monkeypatch.setattr(tokenizing.os, "sched_getaffinity", lambda _: {0, 1})
-    there = tokenize_dataset(write_dataset(tmp_path / "b", rows), tokenizer)
-    assert (here.processes, there.processes) == (1, 2)
-    assert [here.file(p).read_bytes() for p in here.chunks] == [there.file(p).read_bytes() for p in there.chunks]
-
-
-@pytest.mark.integration
 def test_a_tokenizer_that_was_changed_in_memory_is_not_mistaken_for_its_folder(
-    tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
+    tiny_base: Path, rows: list[dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, folder = load_tokenizer(tiny_base), write_dataset(tmp_path / "d", rows)
     before = tokenize_dataset(folder, tokenizer)
+    make_parallel(monkeypatch)
     tokenizer.chat_template = "the fox: " + tokenizer.chat_template
     after = tokenize_dataset(folder, tokenizer)
     assert before.folder != after.folder and after.tokens > 0
@@ -142,11 +140,12 @@ def test_a_broken_line_in_a_later_piece_is_named(tiny_base: Path, tmp_path: Path
 
 @pytest.mark.integration
 def test_a_stop_ends_the_processes_and_the_next_attempt_goes_on(
-    tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None
+    tiny_base: Path, rows: list[dict], tmp_path: Path, small_pieces: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, tokenizer = write_dataset(tmp_path / "d", rows), load_tokenizer(tiny_base)
     with pytest.raises(Cancelled):
         tokenize_dataset(folder, tokenizer, reporter=Saying(stop=True))
+    monkeypatch.setattr(tokenizing, "PARALLEL_BYTES", 1 << 40)  # in this process: to start others takes seconds
     assert tokenize_dataset(folder, tokenizer).tokens > 0
 
 
