@@ -4,7 +4,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
-PARALLEL ?= 2
+PARALLEL ?= 3
 DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl

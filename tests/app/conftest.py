@@ -3,12 +3,12 @@
 import pytest
 
 from speculoos.settings import Settings, load
-from tracking.db import upgrade
+from tests.tools.databases import migrate
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """A migrated home that all tests of a file share, without a login."""
     made = load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("pages") / "home")})
-    upgrade(made)
+    migrate(made)
     return made

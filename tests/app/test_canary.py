@@ -18,8 +18,8 @@ from app.gradio_gate import UNANSWERABLE
 from app.main import make_app
 from speculoos.settings import Settings, load
 from tests.tools.asgi import ask, gradio_app
+from tests.tools.databases import migrate
 from tests.tools.loops import run_async
-from tracking.db import upgrade
 
 EVENT = "/gradio_api/run/predict"
 META = {"_type": "gradio.FileData"}
@@ -51,7 +51,7 @@ class Bench:
 
 def bench(folder: Path, **changes: str) -> Bench:
     settings = replace(load({"SPECULOOS_HOME": str(folder / "home")}), **changes)
-    upgrade(settings)
+    migrate(settings)
     text = f"canary {secrets.token_hex(16)}"
     (folder / "canary.txt").write_text(text)
     return Bench(make_app(settings), settings, folder / "canary.txt", text)

@@ -13,7 +13,7 @@ from ops.health import HealthPart
 from ops.metrics import MetricRows
 from ops.storage import Surveys
 from speculoos.settings import Settings, load
-from tests.tools.databases import database, postgres  # noqa: F401
+from tests.tools.databases import database, migrate, postgres  # noqa: F401
 from tests.tools.loops import run_async
 from tracking import db, leases, processes, workload
 from tracking.tables import Job, Preference, Run, now
@@ -27,7 +27,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     home = tmp_path_factory.mktemp("home")
     environment = {"SPECULOOS_PASSWORD": PASSWORD, "SPECULOOS_METRICS_TOKEN": TOKEN}
     settings = load({"SPECULOOS_HOME": str(home), **environment})
-    db.upgrade(settings)
+    migrate(settings)
     return TestClient(make_app(settings), base_url="http://127.0.0.1:7860")
 
 

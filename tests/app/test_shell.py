@@ -17,8 +17,9 @@ from app.widgets import elements, formatting
 from app.widgets.text import safe, safe_with_code, tag
 from speculoos.settings import Settings, load
 from tests.tools import fake_gpus
+from tests.tools.databases import migrate
 from tracking import processes
-from tracking.db import upgrade, writing
+from tracking.db import writing
 from tracking.tables import Job, Preference, now
 from workers.supervise.worker import worker_status
 
@@ -36,7 +37,7 @@ NASTY = [
 def client(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     """One application for the file: making all pages takes seconds."""
     settings = load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("home"))})
-    upgrade(settings)
+    migrate(settings)
     return TestClient(make_app(settings), base_url="http://127.0.0.1:7860")
 
 

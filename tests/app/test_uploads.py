@@ -19,8 +19,9 @@ from app.visitor import BROWSER
 from speculoos.errors import BadInput
 from speculoos.settings import Settings, load
 from tests.tools.asgi import ask, gradio_app
+from tests.tools.databases import migrate
 from tests.tools.loops import run_async
-from tracking.db import reading, upgrade
+from tracking.db import reading
 from tracking.tables import Job
 
 PROMPTS = b'{"prompt": "Why is the sky blue?"}\n'
@@ -141,7 +142,7 @@ def test_an_upload_stays_its_browsers_over_a_restart(ours: TestClient, settings:
 
 def test_behind_a_password_the_login_owns_the_upload(tmp_path: Path) -> None:
     settings = replace(load({"SPECULOOS_HOME": str(tmp_path / "home")}), password="cinnamon")
-    upgrade(settings)
+    migrate(settings)
     pages = make_app(settings)
     first, second = (TestClient(pages, base_url="http://127.0.0.1:7860") for _ in range(2))
     for client in (first, second):

@@ -119,7 +119,7 @@ def test_postgresql_restarted_once(home: Settings, broker: str, tmp_path: Path) 
     db.upgrade(bench.settings)
     try:
         bench.worker("io")
-        job = order(bench, tmp_path / "job", steps=60)
+        job = order(bench, tmp_path / "job", steps=50)
         bench.wait_for(job.id, lambda j: j.done >= 3, "three steps")
         server.stop()
         time.sleep(2)

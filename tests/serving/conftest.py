@@ -25,8 +25,8 @@ from serving.main import create_app
 from speculoos.checksums import file_sha256
 from speculoos.settings import Settings, load
 from tests.tiny import make_tiny_base
-from tests.tools.databases import Databases
-from tracking.db import upgrade, writing
+from tests.tools.databases import Databases, migrate
+from tracking.db import writing
 from tracking.tables import Base, Checkpoint
 
 TOKEN = "test-token"
@@ -182,7 +182,7 @@ def serve(
         "SPECULOOS_STUCK_SECONDS": str(stuck_seconds),
     }
     settings = load(environment)
-    upgrade(settings)
+    migrate(settings)
     register(settings, root)
     engine = Engine(settings, **engine_options)
     config = uvicorn.Config(create_app(settings, engine, on_stuck), port=settings.inference_port, log_level="warning")

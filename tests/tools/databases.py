@@ -3,6 +3,8 @@
 With DATABASES=all (`make test-databases`) every test with rows runs on both, and a server that is missing is an error.
 """
 
+import atexit
+import functools
 import os
 import shutil
 import signal
@@ -151,11 +153,32 @@ def postgres(postgres_server: Postgres) -> str:
     return postgres_server.new()
 
 
+def migrate(settings: Settings) -> None:
+    """The tables of a home. SQLite's file is migrated once and copied: migrations take longer than most tests, and have
+    tests of their own."""
+    url = db.database_url(settings)
+    if url.get_backend_name() != SQLITE or Path(url.database).exists():
+        db.upgrade(settings)
+        return
+    settings.home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(_migrated(), url.database)
+
+
+@functools.cache
+def _migrated() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="migrated-", dir="/tmp"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = folder / "speculoos.db"
+    db.upgrade(Settings(home=folder, database_url=f"sqlite:///{file}", redis_url=""))
+    db.dispose()  # its log becomes part of the file
+    return file
+
+
 class Databases:
     """Makes the databases of one kind that tests ask for."""
 
-    def __init__(self, server: Postgres | None, folder: Path):
-        self._server, self._has_template, self._folder = server, False, folder
+    def __init__(self, server: Postgres | None):
+        self._server, self._has_template = server, False
 
     def url(self) -> str:
         """DATABASE_URL of a fresh migrated database; "" means SQLite in the home, as without any setting."""
@@ -170,20 +193,9 @@ class Databases:
         return self._server.new(TEMPLATE)
 
     def migrate(self, settings: Settings) -> None:
-        """The tables of a fresh home. SQLite's file is migrated once and copied: migrations take longer than most
-        tests, and have tests of their own."""
-        if self._server is not None:
-            return
-        settings.home.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(self._file(settings), db.database_url(settings).database)
-
-    def _file(self, settings: Settings) -> Path:
-        template = replace(settings, home=self._folder, database_url=f"sqlite:///{self._folder / 'speculoos.db'}")
-        file = Path(db.database_url(template).database)
-        if not file.exists():
-            db.upgrade(template)
-            db.dispose()  # its log becomes part of the file
-        return file
+        """The tables of a fresh home, unless `url` gave them."""
+        if self._server is None:
+            migrate(settings)
 
     def drop(self, url: str) -> None:
         """Forget a database; each takes some MB."""
@@ -193,11 +205,11 @@ class Databases:
 
 
 @pytest.fixture(scope="session")
-def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
+def databases(request: pytest.FixtureRequest) -> Databases:
     """SQLite; with DATABASES=all each test that has rows is run with it and with PostgreSQL."""
     wanted = getattr(request, "param", SQLITE)
     server = request.getfixturevalue("postgres_server") if wanted == POSTGRESQL else None
-    return Databases(server, tmp_path_factory.mktemp("migrated"))
+    return Databases(server)
 
 
 @pytest.fixture(params=[None] if ALL else [SQLITE, pytest.param(POSTGRESQL, marks=pytest.mark.integration)])

@@ -30,8 +30,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
-from speculoos import limited
-
 CLONE = Path(__file__).resolve().parents[2]
 WORKER, CHILD = "workers.supervise.worker", "workers.child.main"
 IMPORTED = (
@@ -42,8 +40,17 @@ IMPORTED = (
     *("sqlalchemy.dialects.sqlite", "alembic.config", "pydantic", "psutil", "httpx", "typer", "rich.progress"),
     *("prometheus_client", "fastapi", "app", "jinja2", "openai", "orjson"),
     *("uvicorn.protocols.http.auto", "uvicorn.lifespan.on", "tracking.db", "tracking.jobs", "tracking.reports"),
+    *("tracking.listing", "tracking.processes", "tracking.runs", "workers.child.context", "workers.jobs.requests"),
+    *("workers.identity", "workers.memory", "workers.child.work.import_prompts", "workers.child.work.models"),
+    *("workers.child.work.train", "workers.child.work.prove", "evaluation.acceptance", "formats.store"),
+    *("ops.retention", "ops.storage", "speculoos.webhook", "serving.engine", "serving.live", "serving.watch"),
+    *("serving.token", "models.runtime.speed", "speculoos.connections", "speculoos.guard"),
 )
-"""Of the project only what reads no environment when it is imported."""
+"""Of the project only what reads no environment when it is imported; it reads METHODS, see `Asked.begin`."""
+PROJECT = {path.parent.name for path in CLONE.glob("*/__init__.py")} - {"tests"}
+METHODS = "SPECULOOS_METHODS"
+ENVIRONMENT_READ = "workers.celery_app"
+"""A module that reads the settings when it is imported."""
 OWN_ENVIRONMENT = ("HF_", "TRANSFORMERS_", "OMP_", "PYTHON", "LD_", "TORCH_", "ACCELERATE_", "TOKENIZERS_")
 """Variables that these libraries read when they are imported, or Python when it begins."""
 READ_LATER = ("PYTHONUNBUFFERED", "HF_TOKEN")
@@ -201,6 +208,9 @@ class Asked:
         os.chdir(self.folder)
         os.environ.clear()
         os.environ.update(self.environment)
+        if os.environ.get(METHODS):
+            for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT]:
+                del sys.modules[name]
         sys.stdout.reconfigure(line_buffering=True, write_through=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -210,6 +220,8 @@ class Asked:
         try:
             if self.module == WORKER and not _fork_its_children():
                 return
+            from speculoos import limited
+
             os.execv = _go_on_as
             limited.subprocess = SimpleNamespace(Popen=_limited, DEVNULL=subprocess.DEVNULL)
             sys.argv[1:] = self.arguments
@@ -316,8 +328,10 @@ def _fork_its_children() -> bool:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and their end this one
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
+    os.environ.pop(METHODS, None)
     for name in IMPORTED:
         importlib.import_module(name)
+    assert ENVIRONMENT_READ not in sys.modules
     gc.freeze()  # what is never looked at again stays shared
     ADDRESS[0] = sys.argv[1]
     if asked := serve(socket.socket(fileno=int(sys.argv[2]))):

@@ -92,11 +92,12 @@ from tracking import db, jobs
 settings = load()
 with db.reading(settings) as session:
     session.connection()
-start = float(sys.argv[2])
+print("ready", flush=True)
+start = float(sys.stdin.readline())
 time.sleep(max(0.0, start - time.time() - 0.05))
 while time.time() < start:
     pass
-for job_id in sys.argv[3:]:
+for job_id in sys.argv[2:]:
     with db.writing(settings) as session:
         if jobs.claim(session, job_id, sys.argv[1], 30):
             print(job_id)
@@ -106,14 +107,16 @@ for job_id in sys.argv[3:]:
 @pytest.mark.integration
 def test_exactly_one_of_many_processes_claims_a_job(database: Settings, make_job: Make, read: Read) -> None:
     many = [make_job(f"work {i}") for i in range(20)]
-    start = str(time.time() + 2)
-    command = [sys.executable, "-c", CLAIMER]
+    command, pipes = [sys.executable, "-c", CLAIMER], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     processes = [
-        subprocess.Popen(
-            [*command, f"owner {i}", start, *(j.id for j in many)], stdout=subprocess.PIPE, text=True, env=os.environ
-        )
+        subprocess.Popen([*command, f"owner {i}", *(j.id for j in many)], text=True, env=os.environ, **pipes)
         for i in range(2)
     ]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
+    start = time.time() + 0.2
+    for process in processes:
+        process.stdin.write(f"{start}\n")
+        process.stdin.flush()
     claimed = [process.communicate(timeout=120)[0].split() for process in processes]
     assert all(process.returncode == 0 for process in processes)
     assert sorted(sum(claimed, [])) == sorted(job.id for job in many)

@@ -94,4 +94,6 @@ if __name__ in os.environ.get(
     "SPECULOOS_WORK_MODULES", ""
 ):  # not in the tests' own process, whose commands are documented
     register(Count)
-    train.TUNING_QUESTIONS = 1  # each costs half a second, and `tune` has tests of its own
+    for module in (train, sys.modules.get("workers.child.work.train")):  # which a forked process has imported already
+        if module:
+            module.TUNING_QUESTIONS = 1  # each costs half a second, and `tune` has tests of its own

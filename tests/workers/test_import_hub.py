@@ -35,7 +35,7 @@ def connected(
     folder = tmp_path_factory.mktemp("connected")
     own = {"SPECULOOS_HOME": str(folder / "home"), "DATABASE_URL": databases.url()}
     settings = replace(load(own), redis_url=f"{broker}?virtual_host=5")
-    db.upgrade(settings)
+    databases.migrate(settings)
     environment = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "hf"), "HF_TOKEN": TOKEN}
     bench = Bench(settings, **environment)
     bench.worker()

@@ -23,6 +23,7 @@ from speculoos.settings import Settings, load
 from tests.models import hostile
 from tests.tiny import make_tiny_base, tiny_tokenizer
 from tests.tools.damage import flip
+from tests.tools.databases import migrate
 from tests.tools.homes import add_answers, add_base
 from tests.workers.conftest import Bench
 from tests.workers.test_bodies import write_prompts
@@ -58,7 +59,7 @@ def workbench(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A home with a worker that trains."""
     home = {"SPECULOOS_HOME": str(tmp_path_factory.mktemp("refusing") / "home")}
     settings = replace(load(home), redis_url=f"{broker}?virtual_host=2")
-    db.upgrade(settings)
+    migrate(settings)
     made = Bench(settings, forked=True)
     made.worker("gpu")
     yield made
