@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a tiny base model, a temporary home with a migrated database, a Chromium."""
+"""Fixtures of all tests: a tiny base model, a temporary home with a migrated database."""
 
 import gc
 import os
@@ -170,14 +170,3 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("no shared data folder beside this clone")
     return SHARED_DATA
-
-
-@pytest.fixture(scope="session")
-def chromium() -> dict[str, object]:
-    """Arguments for `playwright.chromium.launch`. Fails, never skips, if no browser starts."""
-    from tests.tools.browser import HELP, find, launch_options
-
-    path = find()
-    if path is None:
-        pytest.fail(HELP)
-    return launch_options(path)

@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, e
 
 from tests.browser.furnished import Furnished, furnish
 from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
+from tests.tools.browser import HELP, launch
 from tests.tools.databases import Databases
 
 TIMEOUT_MS = 120_000  # on a machine under load a form that looks at a model takes half a minute
@@ -37,10 +38,12 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Furnished]:
 
 
 @pytest.fixture(scope="session")
-def browser(chromium: dict[str, object]) -> Iterator[Browser]:
-    """One headless Chromium for the session."""
+def browser() -> Iterator[Browser]:
+    """One headless Chromium for the session. Fails, never skips, if no browser starts."""
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(**chromium)
+        made = launch(playwright)
+        if made is None:
+            pytest.fail(HELP)
         yield made
         made.close()
 

@@ -90,7 +90,6 @@ def furnish(home: Path) -> Furnished:
         "a plan": f"/runs?id={add_plan(bench, base, heads)}",
         "an experiment": f"/runs/experiments?id={add_experiment(bench)}",
         "trainings compared": f"/runs/compare?ids={made['SUCCEEDED']},{made['FAILED']}",
-        "the training form": f"/runs/new?base={base}",
         **{f"a job {state.lower()}": f"/runs?id={row_id}" for state, row_id in made.items()},
     }
     return Furnished(bench, things)
@@ -152,9 +151,14 @@ QUIET = """() => new Promise((done) => {
 
 def open_page(page: Page, url: str) -> None:
     """Open it and wait until it is drawn and quiet."""
+    open_drawn(page, url)
+    page.evaluate(QUIET)
+
+
+def open_drawn(page: Page, url: str) -> None:
+    """Open it and wait until it is drawn. A click that has to wait for that comes up to half a second later."""
     page.goto(url)
     wait_drawn(page)
-    page.evaluate(QUIET)
 
 
 def wait_drawn(page: Page) -> None:

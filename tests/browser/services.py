@@ -1,4 +1,4 @@
-"""What the browser tests of the job pages share: controls by their ids, waiting for states, prompts with markup."""
+"""What the browser tests share: controls by their ids, short answers, waiting for states, prompts with markup."""
 
 import json
 import re
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
+from tests.browser.furnished import open_drawn
 from tests.browser.workbench import Workbench
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)} {{7*7}}"
@@ -29,14 +30,25 @@ def unfold(page: Page, title: str) -> None:
     page.get_by_role("button", name=title).first.click()
 
 
+def limit_tokens(page: Page, tokens: int = 24) -> None:
+    """Have the next answers of Playground or Compare end after a few tokens: in the drawer, which is closed again."""
+    page.locator("#options-open").click()
+    field = page.locator("#max-tokens input[type=number]")
+    field.fill(str(tokens))
+    field.press("Tab")
+    page.keyboard.press("Escape")
+    expect(field).to_be_hidden()
+
+
 def job_is(page: Page, state: str) -> None:
     """Wait until the open job is in a state."""
-    expect(page.locator(f'#job-head [data-state="{state}"]')).to_be_visible(timeout=SLOW)
+    head_is(page, "job-head", state)
 
 
 def head_is(page: Page, elem_id: str, state: str) -> None:
-    """Wait until the open model or dataset is in a state."""
-    expect(page.locator(f'#{elem_id} [data-state="{state}"]')).to_be_visible(timeout=SLOW)
+    """Wait until the open job, model or dataset is in a state: the page looks by itself, many times a second."""
+    shown = "selector => document.querySelector(selector)?.checkVisibility()"
+    page.wait_for_function(shown, arg=f'#{elem_id} [data-state="{state}"]', polling=100, timeout=SLOW)
 
 
 def row_id(page: Page) -> str:
@@ -61,7 +73,7 @@ def upload(page: Page, path: Path) -> None:
 
 def import_prompts(page: Page, bench: Workbench, path: Path, name: str) -> str:
     """Import a file by upload; returns the dataset's id."""
-    page.goto(f"{bench.url}/data")
+    open_drawn(page, f"{bench.url}/data")
     unfold(page, "Import a file")
     upload(page, path)
     box(page, "data-new-name").fill(name)

@@ -15,15 +15,20 @@ from tracking.tables import Job
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture
-def chart(page: Page, furnished: Furnished):
+def test_values_are_shown_for_arrow_keys_and_the_pointer_and_come_as_a_file(page: Page, furnished: Furnished) -> None:
     open_page(page, furnished.url + furnished.things["a job succeeded"])
-    return page.locator(".sp-chart", has_text="Loss").first
-
-
-def test_values_are_shown_under_the_pointer(chart) -> None:
+    chart = page.locator(".sp-chart", has_text="Loss").first
     tip, svg = chart.locator(".sp-chart-tip"), chart.locator("svg").first
     expect(tip).to_be_hidden()
+    svg.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(tip).to_have_text("step 1: Loss 2")
+    page.keyboard.press("End")
+    expect(tip).to_contain_text("step 39")
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+
     box = svg.bounding_box()
     svg.hover(position={"x": box["width"] * 0.98, "y": box["height"] / 2})
     expect(tip).to_have_text("step 39: Loss 0.1")
@@ -31,16 +36,12 @@ def test_values_are_shown_under_the_pointer(chart) -> None:
     svg.hover(position={"x": 1, "y": box["height"] / 2})
     expect(tip).to_have_text("step 0: Loss 4")
 
-
-def test_arrow_keys_walk_along_the_line(page: Page, chart) -> None:
-    chart.locator("svg").first.focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    expect(chart.locator(".sp-chart-tip")).to_have_text("step 1: Loss 2")
-    page.keyboard.press("End")
-    expect(chart.locator(".sp-chart-tip")).to_contain_text("step 39")
-    page.keyboard.press("Escape")
-    expect(chart.locator(".sp-chart-tip")).to_be_hidden()
+    with page.expect_download() as caught:
+        chart.get_by_role("button", name="CSV").click()
+    assert caught.value.suggested_filename == "loss.csv"
+    rows = list(csv.reader(caught.value.path().read_text().splitlines()))
+    assert rows[0] == ["step", "Loss"] and len(rows) == 41
+    assert [float(value) for value in rows[4]] == [3, 1.0]
 
 
 def test_a_chart_that_is_drawn_anew_keeps_its_values_and_files(page: Page, workbench: Workbench) -> None:
@@ -66,12 +67,3 @@ def test_a_chart_that_is_drawn_anew_keeps_its_values_and_files(page: Page, workb
         with writing(workbench.settings) as session:
             session.get_one(Job, job).state = "FAILED"
             delete(session, workbench.settings, session.get_one(Job, job))
-
-
-def test_the_numbers_come_as_a_file(page: Page, chart) -> None:
-    with page.expect_download() as caught:
-        chart.get_by_role("button", name="CSV").click()
-    assert caught.value.suggested_filename == "loss.csv"
-    rows = list(csv.reader(caught.value.path().read_text().splitlines()))
-    assert rows[0] == ["step", "Loss"] and len(rows) == 41
-    assert [float(value) for value in rows[4]] == [3, 1.0]

@@ -6,6 +6,7 @@ import zipfile
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.furnished import open_drawn
 from tests.browser.workbench import Workbench, add_heads
 from tracking import queries
 from tracking.db import reading
@@ -20,7 +21,7 @@ def base_id(workbench: Workbench) -> str:
 
 
 def test_a_download_is_whole_by_its_own_sums(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/models/drafts")
+    open_drawn(page, f"{workbench.url}/models/drafts")
     page.locator("#checkpoints-table").get_by_role("link", name="heads", exact=True).first.click()
     expect(page.locator("#checkpoint-head h1")).to_be_visible()
     with page.expect_download() as caught:
@@ -34,14 +35,31 @@ def test_a_download_is_whole_by_its_own_sums(page: Page, workbench: Workbench) -
     assert {n: hashlib.sha256(archive.read(n)).hexdigest() for n in names if n != "SHA256SUMS"} == sums
 
 
+FILL_AT_ONCE = """
+() => {
+  document.querySelector('#draft-manage button').click();
+  const field = document.querySelector('#draft-name :is(input, textarea)');
+  field.value = 'typed at once';
+  field.dispatchEvent(new Event('input', { bubbles: true }));
+}
+"""
+
+
 def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
+    """What is entered the moment the fields unfold is kept."""
     row_id = add_heads(workbench, base_id(workbench), "to-be-renamed")
     page.goto(f"{workbench.url}/models/drafts?id={row_id}")
-    page.locator("#draft-manage button").first.click()
-    page.locator("#draft-name input, #draft-name textarea").fill("renamed")
+    name = page.locator("#draft-name input, #draft-name textarea")
+    expect(name).to_have_value("to-be-renamed")
+    expect(name).to_be_hidden()
+    page.evaluate(FILL_AT_ONCE)
+    expect(name).to_be_visible()
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    expect(name).to_have_value("typed at once")
     page.locator("#draft-note textarea, #draft-note input").fill("good on code")
     page.locator("#draft-save").click()
-    expect(page.locator("#checkpoint-head h1")).to_have_text("renamed")
+    expect(page.locator("#draft-said")).to_contain_text("Saved")
+    expect(page.locator("#checkpoint-head h1")).to_have_text("typed at once")
     page.reload()
     expect(page.locator("#checkpoint-head")).to_contain_text("good on code")
     page.locator("#draft-manage button").first.click()
@@ -54,33 +72,8 @@ def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
     assert not (workbench.settings.home / "checkpoints" / row_id).exists()
 
 
-FILL_AT_ONCE = """
-() => {
-  document.querySelector('#draft-manage button').click();
-  const field = document.querySelector('#draft-name :is(input, textarea)');
-  field.value = 'typed at once';
-  field.dispatchEvent(new Event('input', { bubbles: true }));
-}
-"""
-
-
-def test_what_is_entered_the_moment_the_fields_unfold_is_kept(page: Page, workbench: Workbench) -> None:
-    row_id = add_heads(workbench, base_id(workbench), "quickly-renamed")
-    page.goto(f"{workbench.url}/models/drafts?id={row_id}")
-    name = page.locator("#draft-name input, #draft-name textarea")
-    expect(name).to_have_value("quickly-renamed")
-    expect(name).to_be_hidden()
-    page.evaluate(FILL_AT_ONCE)
-    expect(name).to_be_visible()
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    expect(name).to_have_value("typed at once")
-    page.locator("#draft-save").click()
-    expect(page.locator("#draft-said")).to_contain_text("Saved")
-    expect(page.locator("#checkpoint-head h1")).to_have_text("typed at once")
-
-
 def test_the_theme_can_be_chosen_and_stays(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/models/drafts")
+    open_drawn(page, f"{workbench.url}/models/drafts")
     button = page.locator('[data-sp="theme"]')
     expect(button).to_have_attribute("aria-label", "Color theme: system")
     button.click()
@@ -89,16 +82,6 @@ def test_the_theme_can_be_chosen_and_stays(page: Page, workbench: Workbench) -> 
     page.reload()
     expect(button).to_have_attribute("aria-label", "Color theme: dark")
     expect(page.locator("body")).to_have_class("dark")
-
-
-@pytest.mark.parametrize("width", [1440, 420])
-@pytest.mark.parametrize("path", ["/playground", "/playground/compare", "/models/drafts"])
-def test_no_page_is_wider_than_its_window(page: Page, workbench: Workbench, path: str, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.goto(workbench.url + path)
-    expect(page.locator("#strip .sp-strip")).to_be_visible()
-    page.wait_for_timeout(300)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_strip_on_every_page_says_how_the_workbench_is(page: Page, workbench: Workbench) -> None:

@@ -6,7 +6,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from speculoos.other_work import are_loads_comparable
-from tests.browser.furnished import open_page
+from tests.browser.furnished import open_drawn
+from tests.browser.services import limit_tokens
 from tests.browser.workbench import Workbench
 from tracking import runs
 from tracking.db import reading, writing
@@ -27,9 +28,10 @@ def columns(workbench: Workbench, page: Page) -> list[dict]:
         return runs.compare(rows, group)
 
 
-def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workbench: Workbench) -> None:
+def test_plain_and_heads_are_measured_alone_say_the_same_and_are_replayed(page: Page, workbench: Workbench) -> None:
     page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt=hello%20fox")
     expect(page.locator("#compare-prompt textarea")).to_have_value("hello fox")
+    limit_tokens(page, 128)
     page.locator("#compare-run").click()
     finished(page)
     plain, heads = columns(workbench, page)
@@ -44,14 +46,18 @@ def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workben
     expect(shown.nth(1).locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×" if like else f"≈ {ratio:.2f}×")
     texts = shown.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)")
     assert texts == [plain["text"], heads["text"]]
+    page.locator("#replay").click()
+    expect(page.locator("#replay")).to_be_enabled(timeout=30_000)
+    assert shown.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)") == texts
     shown.nth(1).locator(".tr-step").nth(1).click()
     expect(page.get_by_role("dialog").get_by_role("tree", name="Drafted tree")).to_be_visible()
 
 
 def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Workbench) -> None:
-    open_page(page, f"{workbench.url}/playground/compare?models=tiny,tiny:ngram&prompt=again")
+    open_drawn(page, f"{workbench.url}/playground/compare?models=tiny,tiny:ngram&prompt=again")
     expect(page.locator("#compare-prompt textarea")).to_have_value("again")
     expect(page.locator("#targets")).to_contain_text("lookup")
+    limit_tokens(page)
     page.locator("#compare-prompt textarea").press("Control+Enter")
     finished(page)
     before = page.locator(".sp-column-figures").all_inner_texts()
@@ -90,11 +96,16 @@ def test_the_first_difference_is_marked(page: Page, workbench: Workbench) -> Non
 
 
 def test_every_second_comparison_is_measured_the_other_way_round(page: Page, workbench: Workbench) -> None:
-    measured = []
-    for prompt in ("one way", "other way"):
-        page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt={prompt}")
-        expect(page.locator("#compare-prompt textarea")).to_have_value(prompt)
+    page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt=both%20ways")
+    expect(page.locator("#compare-prompt textarea")).to_have_value("both ways")
+    limit_tokens(page)
+    measured, before = [], ""
+    for _ in range(2):
         page.locator("#compare-run").click()
+        page.wait_for_function(
+            "before => ![undefined, before].includes(document.querySelector('.sp-column')?.dataset.run)", arg=before
+        )
+        before = page.locator(".sp-column").first.get_attribute("data-run")
         finished(page)
         done = sorted(columns(workbench, page), key=lambda column: column["finished_at"])
         measured.append([column["model"] for column in done])
@@ -125,17 +136,6 @@ def plain_step(index: int, token: int) -> dict:
     ms = {"draft": 0, "verify": 1, "other": 0}
     step = {"index": index, "kind": "plain", "tokens": [made], "draft": draft, "accepted": [], "counted": True}
     return {**step, "finish": None, "ms": ms}
-
-
-def test_columns_can_be_replayed_side_by_side(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt=race")
-    expect(page.locator("#compare-prompt textarea")).to_have_value("race")
-    page.locator("#compare-run").click()
-    finished(page)
-    before = page.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)")
-    page.locator("#replay").click()
-    expect(page.locator("#replay")).to_be_enabled(timeout=30_000)
-    assert page.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)") == before
 
 
 def test_one_target_is_refused_in_a_sentence(page: Page, workbench: Workbench) -> None:

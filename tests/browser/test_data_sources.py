@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.services import box, head_is, unfold
-from tests.browser.workbench import SERVICES, Workbench, make_workbench
+from tests.browser.workbench import Workbench, make_workbench
 from tests.models.test_fetch import hub  # noqa: F401
 from tests.tools.databases import Databases
 
@@ -21,7 +21,7 @@ def bench(tmp_path: Path, hub: str, databases: Databases) -> Iterator[Workbench]
     reached = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
     made = make_workbench(tmp_path / "home", DATABASE_URL=databases.url(), **reached)
     try:
-        made.start(*(name for name in SERVICES if name != "worker-gpu"), "web")
+        made.start("broker", "worker-io", "web")
         yield made
     finally:
         made.end()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.furnished import FIGURES, open_page
+from tests.browser.furnished import FIGURES, open_drawn, open_page
 from tests.browser.services import box, choose, head_is, job_is, row_id, unfold, upload
 from tests.browser.workbench import Workbench, add_base
 from tests.tools.homes import write_answers
@@ -71,7 +71,7 @@ def ended(workbench: Workbench) -> Iterator[dict[str, str]]:
 def test_a_training_ends_with_a_verdict_whose_button_opens_the_filled_form(
     page: Page, workbench: Workbench, ended: dict[str, str]
 ) -> None:
-    open_page(page, f"{workbench.url}/runs?id={ended['job']}")
+    open_drawn(page, f"{workbench.url}/runs?id={ended['job']}")
     expect(page.locator("#verdict")).to_contain_text("τ 1.40 estimated on held-out conversations")
     expect(page.locator("#verdict")).to_contain_text("trained on 40 conversations")
     page.locator("#verdict-next").click()
@@ -106,29 +106,24 @@ def test_every_result_is_in_the_list(page: Page, workbench: Workbench, ended: di
     rows = page.locator("#jobs-table tbody tr")
     expect(rows.filter(has_text="Train ending")).to_contain_text("held-out τ 1.40 · loss 3.000")
     expect(rows.filter(has_text="Evaluate ending")).to_contain_text("τ 2.31 · 1.52 ×")
-    open_page(page, f"{workbench.url}/models/drafts?find=ending")
+    open_drawn(page, f"{workbench.url}/models/drafts?find=ending")
     expect(page.locator("#checkpoints-table tbody tr").first).to_contain_text("estimated")
 
 
-@pytest.mark.parametrize("width", [400, 1024, 1920])
-def test_the_review_of_a_training_is_always_in_sight(
-    page: Page, workbench: Workbench, ended: dict[str, str], width: int
+def test_the_review_of_a_training_is_always_in_sight_and_says_what_is_wrong(
+    page: Page, workbench: Workbench, ended: dict[str, str]
 ) -> None:
-    page.set_viewport_size({"width": width, "height": 800})
+    page.set_viewport_size({"width": 400, "height": 800})
     open_page(page, f"{workbench.url}/runs/new?data={ended['data']}")
     unfold(page, "Advanced settings")
     unfold(page, "Optimizer")
-    box(page, "set-lr").scroll_into_view_if_needed()
-    seen = "#train-line" if width < 900 else "#train-review .sp-tiles"
-    expect(page.locator(seen)).to_be_in_viewport()
-    expect(page.locator("#set-lr")).to_contain_text("Learning rate · lr")
-    assert page.locator("#train-advanced").evaluate(CUT) == []
-
-
-def test_what_is_wrong_is_said_with_its_field(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
-    open_page(page, f"{workbench.url}/runs/new?data={ended['data']}")
-    unfold(page, "Advanced settings")
-    unfold(page, "Optimizer")
+    for width in (400, 1024, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        box(page, "set-lr").scroll_into_view_if_needed()
+        seen = "#train-line" if width < 900 else "#train-review .sp-tiles"
+        expect(page.locator(seen)).to_be_in_viewport()
+        expect(page.locator("#set-lr")).to_contain_text("Learning rate · lr")
+        assert page.locator("#train-advanced").evaluate(CUT) == []
     box(page, "set-lr").fill("20")
     expect(page.locator("#train-review")).to_contain_text("lr: expected 1e-12 to 10")
     box(page, "set-lr").fill("0.01")
@@ -143,7 +138,7 @@ def test_what_is_wrong_is_said_with_its_field(page: Page, workbench: Workbench, 
 
 
 def test_twice_as_long_is_filled_in(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
-    open_page(page, f"{workbench.url}/runs/new?clone={ended['job']}&longer=2")
+    open_drawn(page, f"{workbench.url}/runs/new?clone={ended['job']}&longer=2")
     expect(page.locator("#train-review .sp-command")).to_contain_text("max_steps=40")
 
 
@@ -186,7 +181,9 @@ def test_a_file_is_looked_at_mapped_imported_and_read(page: Page, workers: Workb
     expect(page.locator("#dataset-preview .sp-chat")).to_have_count(1)
 
 
-def test_a_failed_import_offers_nothing_to_start(page: Page, workers: Workbench, tmp_path: Path) -> None:
+def test_a_failed_import_says_in_a_sentence_what_was_wrong_and_offers_nothing_to_start(
+    page: Page, workers: Workbench, tmp_path: Path
+) -> None:
     file = tmp_path / "nothing.jsonl"
     file.write_text('{"x": 1}\n')
     open_page(page, f"{workers.url}/data")
@@ -199,6 +196,12 @@ def test_a_failed_import_offers_nothing_to_start(page: Page, workers: Workbench,
     open_page(page, f"{workers.url}/data?id={job.request['dataset_id']}")
     head_is(page, "dataset-head", "failed")
     expect(page.locator("#generate")).to_be_hidden()
+    alert = page.locator("#dataset-head [role=alert]")
+    expect(alert).to_be_visible()
+    assert "Traceback" not in alert.inner_text()
+    page.get_by_role("link", name="Open the job: log, cancel, retry").click()
+    job_is(page, "FAILED")
+    expect(page.locator("#job-retry")).to_have_text("Retry")
 
 
 def test_two_sets_are_trained_on_and_measured_by_itself(page: Page, workers: Workbench, ended: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.furnished import open_drawn
 from tests.browser.services import HOSTILE
 from tests.browser.workbench import Workbench, add_base, add_heads
 from tracking.db import reading
@@ -54,8 +55,7 @@ def test_the_leaderboard_sorts_narrows_opens_and_deletes(workbench: Workbench, p
     with page.expect_download() as saved:
         page.locator("#evaluations-table a", has_text="CSV").click()
     assert "HumanEval" in saved.value.path().read_text()
-    page.go_back()
-    page.goto(f"{workbench.url}/results?base={base}&sort=-tau")
+    open_drawn(page, f"{workbench.url}/results?base={base}&sort=-tau")
     page.locator("#evaluations-table a", has_text="measured@drafted").first.click()
     expect(page.locator("#evaluation-one")).to_contain_text("1.25 ×")
     expect(page.locator("#evaluation-one .sp-command")).to_contain_text("speculoos evaluate")
@@ -70,7 +70,7 @@ def test_the_leaderboard_sorts_narrows_opens_and_deletes(workbench: Workbench, p
 def test_a_matrix_starts_from_its_form(workbench: Workbench, page: Page) -> None:
     base = add_base(workbench, "for a matrix")
     add_heads(workbench, base, "draft")
-    page.goto(f"{workbench.url}/results")
+    open_drawn(page, f"{workbench.url}/results")
     page.get_by_role("button", name="Evaluate drafts").click()
     page.locator("#matrix-temperatures textarea, #matrix-temperatures input").first.fill("0, 1")
     page.locator("#matrix-trees textarea").fill("own\nchain 2")

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
-from tests.browser.furnished import open_page
+from tests.browser.furnished import open_drawn, open_page
 from tests.browser.test_trainings_page import gone
 from tests.browser.trainings import add_trainings
 from tests.browser.workbench import Workbench
@@ -40,7 +40,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     page.get_by_role("navigation", name="Pages of Runs").get_by_role("link", name="Experiments").click()
     expect(page.locator("#experiments-table")).to_be_visible()
     made = workbench.add(Experiment(name=NAME))
-    open_page(page, f"{workbench.url}/runs/experiments?id={made}")
+    open_drawn(page, f"{workbench.url}/runs/experiments?id={made}")
     expect(page.locator("#experiment-head h1")).to_have_text(NAME)
     expect(page.locator("#experiment-jobs")).to_contain_text("No jobs yet")
     address = page.url
@@ -56,7 +56,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     expect(field).to_have_value(NAME)
     page.get_by_role("button", name="Add to experiment").click()
     expect(page.locator("#jobs-bulk-said")).to_contain_text("Added to the experiment: 3.")
-    open_page(page, address)
+    open_drawn(page, address)
     expect(page.locator("#experiment-figures tbody tr")).to_have_count(3)
     expect(page.locator("#experiment-curves figure")).to_contain_text("τ by training tokens")
     page.get_by_role("link", name="Compare training runs").click()
@@ -95,7 +95,7 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
 def test_a_training_is_started_in_an_experiment(page: Page, workbench: Workbench) -> None:
     made = workbench.add(Experiment(name="amounts"))
     try:
-        open_page(page, f"{workbench.url}/runs/new?experiment={made}")
+        open_drawn(page, f"{workbench.url}/runs/new?experiment={made}")
         expect(page.locator("#train-experiment input")).to_have_value("amounts")
         open_page(page, f"{workbench.url}/runs/experiments?id={made}")
         page.get_by_role("link", name="Train another draft").click()

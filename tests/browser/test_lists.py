@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.furnished import Furnished, open_page
+from tests.browser.furnished import Furnished, open_drawn, open_page
 from tests.browser.workbench import Workbench, add_heads
 from tracking import queries
 from tracking.db import reading, writing
@@ -21,7 +21,7 @@ def rows(page: Page, name: str = "jobs"):
 
 
 def test_what_a_list_is_asked_for_is_in_the_address(page: Page, furnished: Furnished) -> None:
-    open_page(page, f"{furnished.url}/runs")
+    open_drawn(page, f"{furnished.url}/runs")
     expect(rows(page)).to_have_count(11)
     page.locator("#jobs-find input, #jobs-find textarea").press_sequentially("heads 3")
     expect(rows(page)).to_have_count(1)
@@ -45,7 +45,7 @@ def test_what_a_list_is_asked_for_is_in_the_address(page: Page, furnished: Furni
 
 
 def test_a_filter_and_an_order_open_with_the_address(page: Page, furnished: Furnished) -> None:
-    open_page(page, f"{furnished.url}/runs?show=Active&order=oldest")
+    open_drawn(page, f"{furnished.url}/runs?show=Active&order=oldest")
     expect(rows(page)).to_have_text(["Train heads 0", "Train heads 1", "Train heads 5", MATRIX])
     expect(page.locator("#jobs-filter input:checked")).to_have_attribute("value", "Active")
     expect(page.locator("#jobs-order input")).to_have_value("Oldest first")
@@ -57,7 +57,7 @@ def test_a_filter_and_an_order_open_with_the_address(page: Page, furnished: Furn
 
 def test_a_row_opens_by_a_click_anywhere_and_its_head_and_bar_stay_in_view(page: Page, furnished: Furnished) -> None:
     page.set_viewport_size({"width": 1280, "height": 500})
-    open_page(page, f"{furnished.url}/runs")
+    open_drawn(page, f"{furnished.url}/runs")
     expect(page.locator("#jobs-table .sp-table-bar")).to_have_text("11 jobs")
     page.locator("input[data-choose]").last.check()
     bar, head = page.locator(".sp-bulk").bounding_box(), page.locator("#jobs-table th").first.bounding_box()

@@ -7,9 +7,10 @@ from app import turns
 from decoding.step import EmittedToken, Step
 from decoding.text import TextStream
 from tests.browser.conftest import watch
-from tests.browser.test_playground import answered, ask, open_playground, start_long_chat, stored
+from tests.browser.test_playground import answered, nothing_is_covered, start_long_chat, stored
 from tests.browser.workbench import Workbench
 from tests.tiny import tiny_tokenizer
+from tests.tools.running import wait_for
 from tracking import runs
 from tracking.db import writing
 
@@ -51,11 +52,23 @@ def phone(browser: Browser, wrong: list[str]) -> Page:
     return context.new_page()
 
 
-def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(browser: Browser, workbench: Workbench) -> None:
+@pytest.fixture(scope="module")
+def long_chat(workbench: Workbench) -> str:
+    """A chat of a long drafted answer, which begins after a short plain one has ended elsewhere; its id."""
+    plain, refused = turns.next_turn(
+        workbench.settings, "", "tiny", "Short and plain", turns.TurnOptions(max_tokens=24)
+    )
+    assert not refused
+    wait_for(lambda: stored(workbench, plain.id)[0]["ended"], "the short answer")
+    return start_long_chat(workbench)
+
+
+def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(
+    browser: Browser, workbench: Workbench, long_chat: str
+) -> None:
     wrong: list[str] = []
     page = phone(browser, wrong)
-    chat = start_long_chat(workbench)
-    page.goto(f"{workbench.url}/playground?chat={chat}")
+    page.goto(f"{workbench.url}/playground?chat={long_chat}")
     turn = answered(page)
     _, steps = stored(workbench, turn.get_attribute("data-run"))
     step = next(s for s in steps if len(s["accepted"]) and s["index"] > 5)
@@ -76,7 +89,7 @@ def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(browser: Browser, wo
     page.locator(".sp-question").tap()
     expect(popover).to_have_count(0)
     page.locator("#chats-open").tap()
-    expect(page.locator(f'#chats li[data-chat="{chat}"] a')).to_be_in_viewport()
+    expect(page.locator(f'#chats li[data-chat="{long_chat}"] a')).to_be_in_viewport()
     page.keyboard.press("Escape")
     expect(page.locator("#chats")).to_be_hidden()
     nothing_is_covered(page)
@@ -84,33 +97,9 @@ def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(browser: Browser, wo
     assert not wrong, wrong
 
 
-def nothing_is_covered(page: Page) -> None:
-    """The page is as high as the window, and the composer begins where the conversation ends."""
-    assert page.evaluate("document.scrollingElement.scrollHeight <= innerHeight")
-    above = page.locator(".sp-stage, .sp-conversation").evaluate_all(
-        "nodes => nodes.map(n => n.getBoundingClientRect().bottom).find((bottom) => bottom > 0 && bottom < innerHeight)"
-    )
-    assert 0 < above <= page.locator(".sp-composer").bounding_box()["y"]
-
-
-def test_on_a_wide_screen_nothing_pops_up(page: Page, workbench: Workbench) -> None:
-    open_playground(page, workbench)
-    ask(page, "hello there")
-    answered(page).locator(".tr-step").first.click()
-    expect(page.locator(".sp-detail").first).to_be_visible()
-    expect(page.locator(".sp-popover")).to_have_count(0)
-    nothing_is_covered(page)
-
-
-def test_a_plain_answer_of_another_length_is_no_reference(page: Page, workbench: Workbench) -> None:
+def test_a_plain_answer_of_another_length_is_no_reference(page: Page, workbench: Workbench, long_chat: str) -> None:
     """A long drafted answer after a short plain one: no speedup is shown, but the button that measures."""
-    short = turns.TurnOptions(max_tokens=24)
-    plain, refused = turns.next_turn(workbench.settings, "", "tiny", "Short and plain", short)
-    assert not refused
-    page.goto(f"{workbench.url}/playground?chat={plain.group_id}")
-    answered(page)
-    chat = start_long_chat(workbench)
-    page.goto(f"{workbench.url}/playground?chat={chat}")
+    page.goto(f"{workbench.url}/playground?chat={long_chat}")
     run, _ = stored(workbench, answered(page).get_attribute("data-run"))
     assert "plain_tokens_per_second" not in run["summary"] and "speedup" not in run["summary"]
     expect(page.locator('[data-figure="speedup"]')).to_have_text("–")

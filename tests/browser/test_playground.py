@@ -1,14 +1,15 @@
 """The Playground in a real browser against real servers: what is streamed, shown, replayed and stopped."""
 
-import json
 import re
 import time
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from app import turns
 from speculoos.other_work import are_loads_comparable
+from tests.browser.furnished import open_page
+from tests.browser.services import limit_tokens
 from tests.browser.workbench import Workbench, add_heads
 from tracking import runs
 from tracking.db import reading, writing
@@ -67,11 +68,21 @@ def start_long_chat(workbench: Workbench, model: str = "tiny@heads") -> str:
     return str(run.group_id)
 
 
-def test_every_token_is_shown_with_the_origin_the_verifier_recorded(page: Page, workbench: Workbench) -> None:
+def test_tokens_figures_and_steps_are_shown_as_they_were_recorded(page: Page, workbench: Workbench) -> None:
     open_playground(page, workbench)
-    ask(page, "hello fox")
+    ask(page, "hello there")
     turn = answered(page)
     run, steps = stored(workbench, turn.get_attribute("data-run"))
+    shows_tokens(page, turn, run, steps)
+    summary = run["summary"]
+    expect(page.locator('[data-figure="tau"]')).to_have_text(f"{summary['mean_accepted_length']:.2f}")
+    expect(page.locator('[data-figure="speed"]')).to_have_text(f"{summary['decode_tokens_per_second']:.1f}")
+    expect(page.locator(".sp-bars li")).to_have_count(len(summary["acceptance_by_depth"]))
+    shows_trees(page, turn, steps)
+
+
+def shows_tokens(page: Page, turn, run: dict, steps: list[dict]) -> None:
+    """Every token has the origin that the verifier recorded, and looks like it."""
     expected = [[t["text"], whose(t)] for step in steps for t in step["tokens"] if t["text"]]
     assert shown_tokens(turn) == expected
     assert {"draft", "target"} <= {origin for _, origin in expected}
@@ -86,18 +97,41 @@ def test_every_token_is_shown_with_the_origin_the_verifier_recorded(page: Page, 
     page.emulate_media(forced_colors="none")
 
 
-def test_the_tiles_show_the_stored_figures(page: Page, workbench: Workbench) -> None:
-    open_playground(page, workbench)
-    page.get_by_role("button", name="What is photosynthesis?").click()  # an example is sent at once
-    run, _ = stored(workbench, answered(page).get_attribute("data-run"))
-    summary = run["summary"]
-    expect(page.locator('[data-figure="tau"]')).to_have_text(f"{summary['mean_accepted_length']:.2f}")
-    expect(page.locator('[data-figure="speed"]')).to_have_text(f"{summary['decode_tokens_per_second']:.1f}")
-    expect(page.locator(".sp-bars li")).to_have_count(len(summary["acceptance_by_depth"]))
+def shows_trees(page: Page, turn, steps: list[dict]) -> None:
+    """The newest step's drafted tree stands beside the answer, then that of a step that is clicked. None pops up."""
+    detail = page.locator(".sp-detail")
+    newest = [s["index"] for s in steps if s["draft"]["tokens"]][-1]
+    expect(detail.locator("h2")).to_contain_text(f"Step {newest}:")
+    step = next(s for s in steps if s["accepted"])
+    turn.locator(f'[data-step="{step["index"]}"]').first.click()
+    nodes = detail.get_by_role("tree", name="Drafted tree").get_by_role("treeitem")
+    expect(nodes).to_have_count(len(step["draft"]["tokens"]))
+    expect(detail.locator(".tr-node.sp-accepted")).to_have_count(len(step["accepted"]))
+    expect(page.locator(".sp-popover")).to_have_count(0)
+    nothing_is_covered(page)
+    first = detail.locator('.tr-node[data-node="0"]')
+    first.focus()
+    page.keyboard.press("ArrowDown")
+    told = page.evaluate("document.activeElement.ariaLabel")
+    assert re.fullmatch(r"“.+”, depth \d, (accepted|rejected), q [\d.]+ %", told), told
+    expect(detail.locator(".tr-told")).to_have_text(told)
+    page.locator(".tr-tokens").press("ArrowRight")
+    later = [s["index"] for s in steps if s["index"] > step["index"]][0]
+    expect(detail.locator("h2")).to_contain_text(f"Step {later}:")
+
+
+def nothing_is_covered(page: Page) -> None:
+    """The page is as high as the window, and the composer begins where the conversation ends."""
+    assert page.evaluate("document.scrollingElement.scrollHeight <= innerHeight")
+    above = page.locator(".sp-stage, .sp-conversation").evaluate_all(
+        "nodes => nodes.map(n => n.getBoundingClientRect().bottom).find((bottom) => bottom > 0 && bottom < innerHeight)"
+    )
+    assert 0 < above <= page.locator(".sp-composer").bounding_box()["y"]
 
 
 def test_a_plain_run_of_the_same_prompt_gives_the_speedup(page: Page, workbench: Workbench) -> None:
     open_playground(page, workbench)
+    limit_tokens(page, 64)
     ask(page, "measure me")
     turn = answered(page)
     run, _ = stored(workbench, turn.get_attribute("data-run"))
@@ -114,7 +148,9 @@ def test_a_plain_run_of_the_same_prompt_gives_the_speedup(page: Page, workbench:
     expect(told).to_be_visible()
 
 
-def test_a_reload_in_the_middle_replays_and_goes_on(page: Page, workbench: Workbench) -> None:
+def test_a_long_answer_goes_on_after_a_reload_and_in_a_second_tab_and_is_replayed_at_once(
+    page: Page, workbench: Workbench
+) -> None:
     for _ in range(4):  # on a busy machine an answer may have ended before the page is drawn
         page.goto(f"{workbench.url}/playground?chat={start_long_chat(workbench)}")
         page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 20")
@@ -125,18 +161,16 @@ def test_a_reload_in_the_middle_replays_and_goes_on(page: Page, workbench: Workb
         pytest.fail("every answer had ended before its page was drawn")
     page.reload()
     page.wait_for_function(f"document.querySelectorAll('.sp-turn .tr-token').length >= {seen}")
+    other = page.context.new_page()
+    other.goto(page.url)
     turn = answered(page)
     run, steps = stored(workbench, turn.get_attribute("data-run"))
-    assert shown_text(turn) == run["text"]
+    assert shown_text(turn) == shown_text(answered(other)) == run["text"]
     assert turn.locator(".tr-step").count() == sum(any(t["text"] for t in s["tokens"]) for s in steps)
-
-
-def test_a_second_tab_sees_the_same_answer(page: Page, workbench: Workbench) -> None:
-    chat = start_long_chat(workbench)
-    other = page.context.new_page()
-    for each in (page, other):
-        each.goto(f"{workbench.url}/playground?chat={chat}")
-    assert shown_text(answered(page)) == shown_text(answered(other))
+    count = turn.locator(".tr-token").count()
+    assert count > 500
+    page.reload()
+    page.wait_for_function(f"document.querySelectorAll('.sp-turn .tr-token').length === {count}")
 
 
 BY_KEY, BY_BUTTON = (
@@ -166,36 +200,33 @@ def test_stopping_keeps_what_was_written(page: Page, workbench: Workbench, stopp
     assert shown_text(turn) == run["text"]
 
 
-def test_markup_in_a_prompt_is_shown_literally(page: Page, workbench: Workbench) -> None:
-    open_playground(page, workbench)
-    ask(page, NASTY)
-    answered(page)
-    expect(page.locator(".sp-question")).to_have_text(NASTY)
-    assert page.locator(".sp-stage img, .sp-stage script").count() == 0
-    page.reload()
-    expect(page.locator(".sp-question")).to_have_text(NASTY)
-
-
-def test_markup_in_a_checkpoint_name_is_shown_literally(page: Page, workbench: Workbench) -> None:
+def test_markup_in_a_prompt_and_a_checkpoint_name_is_shown_literally(page: Page, workbench: Workbench) -> None:
     name = "<img src=x onerror=alert(1)>${alert(1)}"
     with reading(workbench.settings) as rows:
         base_id = rows.query(Base).filter_by(name="tiny").one().id
     row_id = add_heads(workbench, base_id, name, note=name)
-    for path in ("/playground", "/playground/compare", "/models/drafts", f"/models/drafts?id={row_id}"):
-        page.goto(workbench.url + path)
+    address = "/playground?model=tiny@" + name.replace("$", "%24").replace("<", "%3C").replace(" ", "%20")
+    for path in ("/playground/compare", "/models/drafts", f"/models/drafts?id={row_id}", address):
+        open_page(page, workbench.url + path)
         expect(page.locator("#strip .sp-strip")).to_be_visible()
-        page.wait_for_timeout(500)
         assert page.locator("main img[src='x'], .sp-page img[src='x']").count() == 0, path
-    expect(page.locator("#checkpoint-head h1")).to_have_text(name)
-    open_playground(page, workbench, "?model=tiny@" + name.replace("$", "%24").replace("<", "%3C").replace(" ", "%20"))
-    ask(page, "hello")
+        if path.endswith(row_id):
+            expect(page.locator("#checkpoint-head h1")).to_have_text(name)
+    expect(page.locator("#draft input")).to_have_value(re.compile(re.escape(name)))
+    limit_tokens(page)
+    ask(page, NASTY)
     expect(answered(page).locator(".sp-turn-model")).to_have_text(f"tiny@{name}")
+    expect(page.locator(".sp-question")).to_have_text(NASTY)
+    assert page.locator(".sp-stage img, .sp-stage script").count() == 0
+    page.reload()
+    expect(page.locator(".sp-question")).to_have_text(NASTY)
     with writing(workbench.settings) as rows:
         rows.delete(rows.get_one(Checkpoint, row_id))
 
 
 def test_a_chat_remembers_its_turns_and_a_new_one_forgets_them(page: Page, workbench: Workbench) -> None:
     open_playground(page, workbench)
+    limit_tokens(page)
     ask(page, "first", "Enter")
     answered(page)
     ask(page, "second")
@@ -210,72 +241,18 @@ def test_a_chat_remembers_its_turns_and_a_new_one_forgets_them(page: Page, workb
     assert len(run["request"]["messages"]) == 1
 
 
-def test_a_step_shows_its_drafted_tree(page: Page, workbench: Workbench) -> None:
-    open_playground(page, workbench)
-    ask(page, "hello there")
-    turn = answered(page)
-    _, steps = stored(workbench, turn.get_attribute("data-run"))
-    detail = page.locator(".sp-detail")
-    newest = [s["index"] for s in steps if s["draft"]["tokens"]][-1]
-    expect(detail.locator("h2")).to_contain_text(f"Step {newest}:")
-    step = next(s for s in steps if s["accepted"])
-    turn.locator(f'[data-step="{step["index"]}"]').first.click()
-    nodes = detail.get_by_role("tree", name="Drafted tree").get_by_role("treeitem")
-    expect(nodes).to_have_count(len(step["draft"]["tokens"]))
-    expect(detail.locator(".tr-node.sp-accepted")).to_have_count(len(step["accepted"]))
-    first = detail.locator('.tr-node[data-node="0"]')
-    first.focus()
-    page.keyboard.press("ArrowDown")
-    told = page.evaluate("document.activeElement.ariaLabel")
-    assert re.fullmatch(r"“.+”, depth \d, (accepted|rejected), q [\d.]+ %", told), told
-    expect(detail.locator(".tr-told")).to_have_text(told)
-    page.locator(".tr-tokens").press("ArrowRight")
-    later = [s["index"] for s in steps if s["index"] > step["index"]][0]
-    expect(detail.locator("h2")).to_contain_text(f"Step {later}:")
-
-
 def test_speculation_off_is_said_with_its_reason(page: Page, workbench: Workbench) -> None:
     open_playground(page, workbench, "?model=tiny")
     expect(page.locator("#why-off")).to_contain_text("Speculation is off: no draft is selected")
-    ask(page, "plainly")
+    page.get_by_role("button", name="What is photosynthesis?").click()  # an example is sent at once
     turn = answered(page)
     assert {origin for _, origin in shown_tokens(turn)} == {"plain"}
     expect(page.locator(".sp-tile-note", has_text="speculation is off")).to_be_visible()
 
 
-def test_an_inference_server_that_is_down_is_one_clear_sentence(page: Page, workbench: Workbench) -> None:
-    open_playground(page, workbench)
-    with workbench.without("inference"):
-        ask(page, "anyone there?")
-        failed = page.locator('.sp-turn[data-state="FAILED"]')
-        expect(failed.locator("[role=alert]")).to_contain_text("The inference server does not respond")
-    expect(page.locator("#prompt textarea")).to_have_value("anyone there?")
-    page.locator("#send").click()
-    answered(page)
-
-
-def test_a_long_answer_is_replayed_at_once(page: Page, workbench: Workbench) -> None:
-    chat = start_long_chat(workbench)
-    page.goto(f"{workbench.url}/playground?chat={chat}")
-    turn = answered(page)
-    count = turn.locator(".tr-token").count()
-    assert count > 500
-    page.reload()
-    page.wait_for_function(f"document.querySelectorAll('.sp-turn .tr-token').length === {count}")
-
-
-def test_the_stream_can_be_followed_without_a_browser(page: Page, workbench: Workbench) -> None:
-    open_playground(page, workbench)
-    ask(page, "curl me")
-    run_id = answered(page).get_attribute("data-run")
-    text = page.request.get(f"{workbench.url}/api/runs/{run_id}/events").text()
-    last = text.strip().split("\n\n")[-1]
-    assert last.startswith("event: end")
-    assert json.loads(last.split("data: ", 1)[1])["state"] == "SUCCEEDED"
-
-
 def test_a_question_can_be_asked_again_taken_back_and_removed(page: Page, workbench: Workbench) -> None:
     open_playground(page, workbench)
+    limit_tokens(page)
     ask(page, "one")
     first = answered(page).get_attribute("data-run")
     page.get_by_role("button", name="Again").click()
@@ -290,15 +267,15 @@ def test_a_question_can_be_asked_again_taken_back_and_removed(page: Page, workbe
     page.get_by_role("button", name="Remove").click()
     expect(page.locator(".sp-versions")).to_contain_text("2 / 2")
     for _ in range(2):
+        shown = page.locator(".sp-turn").get_attribute("data-run")
         page.get_by_role("button", name="Remove").click()
-        page.wait_for_timeout(500)
+        expect(page.locator(f'.sp-turn[data-run="{shown}"]')).to_have_count(0)
     expect(page.locator(".sp-turn")).to_have_count(0)
     assert "chat=" not in page.url
 
 
-def test_a_restarted_web_process_loses_nothing(browser: Browser, workbench: Workbench) -> None:
-    """The page goes on by itself. Its console may complain about the time in between, so it is not watched."""
-    page = browser.new_page()
+def test_a_restarted_web_process_loses_nothing(page: Page, workbench: Workbench, wrong: list[str]) -> None:
+    """The page goes on by itself. It may complain about the time in between."""
     chat = start_long_chat(workbench)
     page.goto(f"{workbench.url}/playground?chat={chat}")
     page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 5")
@@ -310,4 +287,4 @@ def test_a_restarted_web_process_loses_nothing(browser: Browser, workbench: Work
     page.locator("#new-chat").click()
     ask(page, "still there?")
     answered(page)
-    page.close()
+    wrong.clear()

@@ -11,12 +11,14 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from speculoos import running_servers
-from tests.browser.services import SLOW, box, choose, import_prompts, job_is, row_id, write_prompts
+from tests.browser.services import SLOW, box, choose, head_is, job_is, limit_tokens, row_id, write_prompts
 from tests.browser.test_compare import finished
 from tests.browser.test_playground import ask
 from tests.browser.workbench import Workbench
 from tracking.db import writing
 from tracking.tables import Base, Checkpoint, new_id
+from workers.jobs.requests import ImportPrompts
+from workers.jobs.submit import submit
 
 pytestmark = pytest.mark.browser
 PROMPTS = 20
@@ -59,6 +61,8 @@ def ready(page: Page, bench: Workbench) -> psutil.Process:
 
 
 def test_a_server_from_start_to_stop(page: Page, bench: Workbench, draft: str, tmp_path: Path) -> None:
+    prompts = ImportPrompts(path=str(write_prompts(tmp_path, PROMPTS)))  # while the server starts
+    data = submit(prompts, name="served prompts", settings=bench.settings).request["dataset_id"]
     page.goto(f"{bench.url}/models/drafts?id={draft}")
     page.get_by_role("link", name="Serve", exact=True).click()
     expect(page.locator("#servers-model input")).to_have_value("tiny@layers")
@@ -73,8 +77,8 @@ def test_a_server_from_start_to_stop(page: Page, bench: Workbench, draft: str, t
     expect(page.locator("#job-log li", has_text="llama.cpp").filter(has_text="serves tiny")).to_have_count(2)
     second = ready(page, bench)
 
-    data = import_prompts(page, bench, write_prompts(tmp_path, PROMPTS), "served prompts")
     page.goto(f"{bench.url}/data?id={data}")
+    head_is(page, "dataset-head", "ready")
     choose(page, "generate-who", "endpoint tiny-layers-llamacpp")
     box(page, "generate-max-tokens").fill("8")
     box(page, "generate-name").fill("served answers")
@@ -101,6 +105,7 @@ def test_a_server_from_start_to_stop(page: Page, bench: Workbench, draft: str, t
 
     page.goto(f"{bench.url}/playground/compare?models=@tiny-layers-llamacpp,tiny@layers&prompt=hello")
     expect(page.locator("#compare-prompt textarea")).to_have_value("hello")
+    limit_tokens(page)
     page.locator("#compare-run").click()
     finished(page)
 

@@ -58,9 +58,9 @@ def test_pages_poll_and_streams_are_whole_while_others_read_too(workbench: Workb
 
     async def together() -> dict:
         async with target.client() as client:
-            until = time.monotonic() + 3
+            until = time.monotonic() + 2
             reading_them = [streams.read(target, client, n, until) for n in range(4)]
-            polled, *_ = await asyncio.gather(idle(target, 6, 3.0), *reading_them)
+            polled, *_ = await asyncio.gather(idle(target, 6, 2.0), *reading_them)
         return polled
 
     polled = run_async(together())

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.furnished import open_drawn, open_page
 from tests.browser.services import (
     HOSTILE,
     SLOW,
@@ -24,8 +26,6 @@ from tests.tools.processes import is_listening_elsewhere, ranks
 from tracking import queries
 from tracking.db import reading, writing
 from tracking.tables import Checkpoint, Dataset, Job, new_id
-from workers.jobs.requests import ImportPrompts
-from workers.jobs.submit import submit
 
 pytestmark = pytest.mark.browser
 
@@ -42,7 +42,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("prompts"))
 
 
-def start_training(page: Page, bench: Workbench, data: str, steps: int, name: str = "", processes: int = 1) -> str:
+def start_training(page: Page, bench: Workbench, data: str, steps: int, name: str = "") -> str:
     """Fill in the train page for a tiny Medusa and start it; returns the job's id."""
     page.goto(f"{bench.url}/runs/new?method=medusa&data={data}")
     expect(page.locator("#train-review .sp-command")).to_contain_text("speculoos train medusa")
@@ -53,16 +53,24 @@ def start_training(page: Page, bench: Workbench, data: str, steps: int, name: st
     box(page, "set-epochs").fill("0")
     box(page, "set-max_steps").fill(str(steps))
     expect(page.locator("#train-review .sp-command")).to_contain_text(f"max_steps={steps}")
-    if processes > 1:
-        unfold(page, "Distributed training")
-        box(page, "train-processes").fill(str(processes))
-        choose(page, "train-sharding", "fsdp")
-        expect(page.locator("#train-review .sp-command")).to_contain_text(f"--processes {processes} --sharding fsdp")
     box(page, "train-name").fill(name)
     page.locator("#train-measure input").uncheck()
+    return start(page)
+
+
+def start(page: Page) -> str:
     page.locator("#train-start").click()
     page.wait_for_url("**/runs?id=*")
     return row_id(page)
+
+
+def fill_in(page: Page, bench: Workbench, steps: int, name: str) -> None:
+    """The same, but by its address, and not started."""
+    asked = {"method": "medusa", "data": answers(bench), "recipe": "medusa-smoke", "epochs": 0, "max_steps": steps}
+    page.goto(f"{bench.url}/runs/new?{urlencode({**asked, 'name': name, 'measure': 'false'})}")
+    expect(page.locator("#train-review .sp-command")).to_contain_text("--recipe medusa-smoke")
+    expect(page.locator("#train-review .sp-command")).to_contain_text(f"max_steps={steps}")
+    expect(page.locator("#train-measure input")).not_to_be_checked()
 
 
 def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: Path) -> None:
@@ -108,7 +116,8 @@ def answers(bench: Workbench) -> str:
 
 
 def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: Page, bench: Workbench) -> None:
-    job_id = start_training(page, bench, answers(bench), 50_000, "long heads")
+    fill_in(page, bench, 50_000, "long heads")
+    job_id = start(page)
     job_is(page, "RUNNING")
     progress = page.locator("#job-head progress")
     expect(progress).to_have_attribute("max", "50000", timeout=SLOW)
@@ -146,7 +155,13 @@ def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: 
 
 
 def test_a_training_in_two_processes_goes_on_while_the_web_process_is_killed(page: Page, bench: Workbench) -> None:
-    job_id = start_training(page, bench, answers(bench), 150, "steady heads", processes=2)
+    fill_in(page, bench, 150, "steady heads")
+    unfold(page, "Advanced settings")
+    unfold(page, "Distributed training")
+    box(page, "train-processes").fill("2")
+    choose(page, "train-sharding", "fsdp")
+    expect(page.locator("#train-review .sp-command")).to_contain_text("--processes 2 --sharding fsdp")
+    job_id = start(page)
     job_is(page, "RUNNING")
     expect(page.locator("#job-head progress")).to_have_attribute("max", "150", timeout=SLOW)
     with reading(bench.settings) as session:
@@ -165,7 +180,7 @@ def test_a_training_in_two_processes_goes_on_while_the_web_process_is_killed(pag
 def test_cloning_fills_the_form_in_as_it_was(page: Page, bench: Workbench) -> None:
     with reading(bench.settings) as session:
         job = session.get(Job, queries.find_checkpoint(session, "tiny@first heads").job_id)
-    page.goto(f"{bench.url}/runs?id={job.id}")
+    open_drawn(page, f"{bench.url}/runs?id={job.id}")
     page.locator("#job-clone").click()
     page.wait_for_url("**/runs/new?clone=*")
     command = page.locator("#train-review .sp-command")
@@ -174,7 +189,7 @@ def test_cloning_fills_the_form_in_as_it_was(page: Page, bench: Workbench) -> No
 
 
 def test_a_model_is_added_from_a_folder_and_a_wrong_one_says_why(page: Page, bench: Workbench, tiny_base: Path) -> None:
-    page.goto(f"{bench.url}/models")
+    open_drawn(page, f"{bench.url}/models")
     unfold(page, "Add a model")
     page.get_by_label("Local folder").check()
     box(page, "models-location").fill("/no/such/folder")
@@ -190,7 +205,7 @@ def test_a_model_is_added_from_a_folder_and_a_wrong_one_says_why(page: Page, ben
 
 
 def test_a_name_is_changed_and_a_taken_one_is_refused(page: Page, bench: Workbench) -> None:
-    page.goto(f"{bench.url}/data?id={answers(bench)}")
+    open_drawn(page, f"{bench.url}/data?id={answers(bench)}")
     unfold(page, "Name, note, delete")
     expect(box(page, "dataset-name")).to_have_value("answers")
     box(page, "dataset-name").fill(f"prompts {HOSTILE}")
@@ -220,22 +235,8 @@ def test_a_list_is_walked_with_the_keyboard_and_the_browsers_back_button(page: P
     expect(page.locator("#jobs-table")).not_to_contain_text("Done")
 
 
-def test_a_failed_job_says_in_a_sentence_what_was_wrong(page: Page, bench: Workbench, tmp_path: Path) -> None:
-    nothing = tmp_path / "nothing.jsonl"
-    nothing.write_text("{broken\n")
-    job = submit(ImportPrompts(path=str(nothing)), name="nothing", settings=bench.settings)
-    page.goto(f"{bench.url}/data?id={job.request['dataset_id']}")
-    head_is(page, "dataset-head", "failed")
-    alert = page.locator("#dataset-head [role=alert]")
-    expect(alert).to_be_visible()
-    assert "Traceback" not in alert.inner_text()
-    page.get_by_role("link", name="Open the job: log, cancel, retry").click()
-    job_is(page, "FAILED")
-    expect(page.locator("#job-retry")).to_have_text("Retry")
-
-
 def test_a_guided_run_shows_its_steps_after_a_reload_too_and_can_be_stopped(page: Page, bench: Workbench) -> None:
-    page.goto(bench.url)
+    open_drawn(page, bench.url)
     page.locator("#home-guided").click()
     page.wait_for_url("**/runs/guided")
     expect(page.locator("#guided-base input")).to_have_value(re.compile("tiny"))
@@ -271,7 +272,7 @@ def test_settings_show_health_and_no_secret(page: Page, bench: Workbench) -> Non
 
 
 def test_a_token_and_a_server_are_saved_and_the_secrets_stay_there(page: Page, bench: Workbench) -> None:
-    page.goto(f"{bench.url}/settings?section=servers")
+    open_drawn(page, f"{bench.url}/settings?section=servers")
     page.locator("#hub-token input").fill("sesame-hub")
     page.locator("#hub-keep").click()
     expect(page.locator("#hub-said")).to_contain_text("The token is set")
@@ -284,10 +285,10 @@ def test_a_token_and_a_server_are_saved_and_the_secrets_stay_there(page: Page, b
     expect(page.locator("#servers-url :is(input, textarea)")).to_have_value("http://127.0.0.1:1/v1")
     expect(page.locator("#servers-key input")).to_have_value("")
     assert "sesame" not in page.content()
-    page.goto(f"{bench.url}/results")
+    open_drawn(page, f"{bench.url}/results")
     page.get_by_role("button", name="Evaluate a server").click()
     expect(page.locator("#served-endpoint input")).to_have_value("team")
-    page.goto(f"{bench.url}/settings?section=servers")
+    open_drawn(page, f"{bench.url}/settings?section=servers")
     page.locator("#hub-forget").click()
     expect(page.locator("#hub-said")).to_contain_text("No token is set")
     page.locator("#servers-chosen input").click()
@@ -303,12 +304,10 @@ def test_hostile_rows_are_shown_literally_on_every_page(page: Page, bench: Workb
         figures = {"mean_accepted_length": 9.5, "speedup": 2.0}
         values = {"method": "medusa", "state": "ready", "base_id": base.id, "figures": figures, "path": "/gone"}
         session.add(Checkpoint(name=HOSTILE, **values))
-    for path in ("/", "/runs", "/data", "/models/drafts", "/runs/new", "/models"):
-        page.goto(f"{bench.url}{path}")
+    for path in ("/", "/runs", "/data", "/runs/new", "/models", "/models/drafts"):
+        open_page(page, f"{bench.url}{path}")
         expect(page.locator("#strip .sp-strip")).to_be_visible()
-        page.wait_for_timeout(400)
         assert page.locator("img[src=x]").count() == 0
-    page.goto(f"{bench.url}/models/drafts")
     expect(page.locator("#checkpoints-table")).to_contain_text(HOSTILE)
     with writing(bench.settings) as session:
         session.delete(queries.find_checkpoint(session, HOSTILE))
@@ -320,7 +319,7 @@ def test_a_published_head_is_uploaded_tried_and_exported(page: Page, bench: Work
     theirs = writers.write(tmp_path / "theirs", writers.eagle3())
     with reading(bench.settings) as session:
         base_id = queries.find_base(session, "tiny").id
-    page.goto(f"{bench.url}/models?id={base_id}")
+    open_drawn(page, f"{bench.url}/models?id={base_id}")
     page.get_by_role("link", name="Import a draft").click()
     expect(page.locator("#drafts-base input")).to_have_value(re.compile("tiny"))
     page.locator("#drafts-source").get_by_label("Upload").check()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.furnished import open_page, wait_drawn
+from tests.browser.furnished import open_drawn, open_page, wait_drawn
 from tests.browser.trainings import add_trainings
 from tests.browser.workbench import Workbench
 from tracking import reports
@@ -68,7 +68,9 @@ def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
         assert shown(other) == first
 
 
-def test_curves_are_read(page: Page, workbench: Workbench, three: list[str]) -> None:
+def test_curves_are_read_a_running_training_is_followed_and_one_can_be_left_out(
+    page: Page, workbench: Workbench, three: list[str]
+) -> None:
     open_page(page, f"{workbench.url}/runs/compare?ids={','.join(three)}")
     chart = page.locator("#trainings-charts figure", has_text="Loss")
     chart.locator("svg").first.focus()
@@ -80,11 +82,6 @@ def test_curves_are_read(page: Page, workbench: Workbench, three: list[str]) -> 
     rows = list(csv.reader(caught.value.path().read_text().splitlines()))
     assert rows[0] == ["step", "slow", "quick", "wild"]
 
-
-def test_a_running_training_is_followed_and_one_can_be_left_out(
-    page: Page, workbench: Workbench, three: list[str]
-) -> None:
-    open_page(page, f"{workbench.url}/runs/compare?ids={','.join(three)}")
     figures = page.locator("#trainings-figures")
     expect(figures).to_contain_text("120 of 120 steps")
     page.locator("#trainings-settings summary").click()
@@ -99,8 +96,8 @@ def test_a_running_training_is_followed_and_one_can_be_left_out(
 
 
 def test_an_address_that_names_nothing_says_so(page: Page, workbench: Workbench) -> None:
-    open_page(page, f"{workbench.url}/runs/compare?ids=nowhere,<b>x</b>")
+    open_drawn(page, f"{workbench.url}/runs/compare?ids=nowhere,<b>x</b>")
     expect(page.locator("#trainings-problem")).to_contain_text("Jobs that do not exist: 2")
     expect(page.locator("#trainings-shown")).to_be_hidden()
-    open_page(page, f"{workbench.url}/runs/compare")
+    open_drawn(page, f"{workbench.url}/runs/compare")
     expect(page.locator("#trainings-problem")).to_contain_text("Nothing to compare yet")

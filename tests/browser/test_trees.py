@@ -41,6 +41,7 @@ def test_a_tree_that_is_typed_is_drafted_and_shown_with_both_probabilities(page:
     page.locator("#options-open").click()
     box = page.locator("#tree :is(textarea, input)").first
     expect(box).to_have_value("tree 3x2")
+    page.locator("#max-tokens input[type=number]").fill("64")
     page.locator("#probabilities input").check()
     page.locator("#prompt textarea").fill("hello fox")
     page.locator("#prompt textarea").press("Enter")
@@ -73,6 +74,7 @@ def test_typical_acceptance_is_called_lossy_wherever_it_shows(page: Page, workbe
     page.locator("#compare-run").click()
     expect(page.locator("#problem")).to_contain_text("needs a temperature above 0")
     page.locator("#options-open").click()
+    page.locator("#max-tokens input[type=number]").fill("24")
     page.locator("#temperature input[type=number]").fill("0.9")
     page.locator("#temperature input[type=number]").press("Tab")
     page.locator("#compare-run").click()

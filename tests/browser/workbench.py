@@ -15,9 +15,10 @@ from cli.launch.programs import programs
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
 from tests.tools import zygote
+from tests.tools.databases import migrate
 from tests.tools.homes import skip_speed_probe
 from tracking import processes
-from tracking.db import reading, upgrade, writing
+from tracking.db import reading, writing
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Job, new_id, now
 
@@ -69,10 +70,11 @@ class Workbench:
             self.kill(name)
 
     def stop(self, *names: str) -> None:
-        """End processes in order."""
-        for name in names:
-            process = self.processes.pop(name)
+        """Ask processes to end, all at the same time, and wait for it."""
+        ending = [self.processes.pop(name) for name in names]
+        for process in ending:
             process.terminate()
+        for process in ending:
             try:
                 process.wait(15)
             except subprocess.TimeoutExpired:
@@ -96,7 +98,8 @@ class Workbench:
         try:
             yield self
         finally:
-            self.stop(*SERVICES[::-1])
+            self.stop(*SERVICES[1:])
+            self.stop(SERVICES[0])  # workers say goodbye to the broker
             self._cancel_jobs()
 
     def _cancel_jobs(self) -> None:
@@ -159,7 +162,7 @@ def make_workbench(home: Path, **env: str) -> Workbench:
     }
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SPECULOOS_", "DATABASE_URL", "REDIS_URL"))}
     settings = load(kept | own)
-    upgrade(settings)
+    migrate(settings)
     skip_speed_probe(settings.home)
     return Workbench(settings, kept | own)
 

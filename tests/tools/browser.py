@@ -2,15 +2,16 @@
 
 The headless shell comes before the whole browser, as in Playwright: it draws the same pages with half the CPU time.
 
-`python -m tests.tools.browser` is run by `make test`; browser tests call `launch_options`.
+`python -m tests.tools.browser` is run by `make test`; browser tests call `launch`.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 
-from playwright.sync_api import Error, sync_playwright
+from playwright.sync_api import Browser, Error, Playwright, sync_playwright
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HELP = (
@@ -34,13 +35,28 @@ def candidates() -> list[str]:
     return ["", *(path for name in NAMES if (path := shutil.which(name)))]
 
 
+def launch(playwright: Playwright) -> Browser | None:
+    """The first browser that starts, or None when there is none."""
+    for path in candidates():
+        with contextlib.suppress(Error):
+            return open_browser(playwright, path)
+    return None
+
+
+def open_browser(playwright: Playwright, path: str) -> Browser:
+    """A browser that has really opened a page (its libraries may be missing)."""
+    browser = playwright.chromium.launch(**launch_options(path))
+    page = browser.new_page()
+    page.goto("about:blank")
+    page.close()
+    return browser
+
+
 def starts(path: str) -> bool:
-    """True when the browser really opens a page (its libraries may be missing)."""
+    """True when the browser starts."""
     try:
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(**launch_options(path))
-            browser.new_page().goto("about:blank")
-            browser.close()
+            open_browser(playwright, path).close()
     except Error:
         return False
     return True
