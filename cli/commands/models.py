@@ -110,7 +110,7 @@ def add_draft(
     estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
-    """Add a published draft: Medusa, EAGLE, or a small model with the same vocabulary."""
+    """Add a published draft: Medusa, EAGLE, P-EAGLE, DFlash, or a small model with the same vocabulary."""
     from cli.follow import run_request
 
     settings, (source, location) = open_home(), _located(location, source, DRAFT_SOURCES)

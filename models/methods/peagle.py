@@ -17,7 +17,7 @@ class PEagleSettings(DraftVocabularyConfig):
         0.2, "Least share of the positions trained at any depth.", 0, 1, label="Least share kept"
     )
     mask_token_id: int | None = setting(
-        None, "Token in place of unknown ones; empty: chosen from the tokenizer.", 0, 10**7, label="Mask token"
+        None, "Token that stands for unknown ones; empty: an unused or special one.", 0, 10**7, label="Mask token"
     )
     aux_layers: tuple[int, ...] = setting(
         (), "Fused base layers (0-based, outputs); empty: low, middle and high.", label="Fused layers"
