@@ -37,7 +37,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "medusa": VOCABULARY,
     "eagle": {},
     "eagle3": {**VOCABULARY, "norm_before_residual": True},
-    "peagle": {**VOCABULARY, "norm_before_residual": True},
+    "peagle": VOCABULARY,
     "dflash": {**VOCABULARY, "max_anchors": 96},
     "draft": {},
 }
