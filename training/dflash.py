@@ -8,7 +8,8 @@ base's final hidden state, which predicts token t+1. The block at anchor 3 reads
 
 An anchor is a token of an answer whose next token is in it too: where the engine drafts. Position k of a block counts
 when tokens a … a+k are in one answer and token a+k is in the draft vocabulary. Loss: Σ w · l / count over all counted
-positions, l the cross-entropy of token a+k (ce) or the distance from the base's distribution (kl, reverse_kl, tv), and w:
+positions, l the cross-entropy of token a+k (ce) or the distance from the base's distribution (kl, reverse_kl, tv), and
+w:
 
 - decay: exp(−(k − 1) / gamma), as in z-lab's recipe; divided by the number of positions as in speculators, while
   SpecForge divides by the sum of the weights;

@@ -1,7 +1,7 @@
 """DFlash (Chen et al. 2026, arXiv 2602.06036): a block of masked tokens is filled in one forward.
 
 Constants: z-lab's and SpecForge's drafts have 5 layers, 5 fused layers, blocks of 16 and 512 anchors; speculators 0.9
-has the same, with gamma 4 and D-PACE of alpha 0.5. Two layers and blocks of 8 are for small bases on a CPU, where a
+has 3 fused layers, gamma 4 and D-PACE of alpha 0.5. Two layers and blocks of 8 are for small bases on a CPU, where a
 draft layer costs as much as one of the base and each masked position is computed; they are not tuned (docs/log.md)."""
 
 from typing import Any, Literal
