@@ -54,14 +54,15 @@ class PEagleDraft(Eagle3Draft):
     def from_eagle3(
         cls, start: Eagle3Draft, base: Any, feature_rms: Tensor | None, mask_token_id: int, num_depths: int
     ) -> "PEagleDraft":
-        """A draft with the weights of an EAGLE-3 draft, whose first depth it drafts as that one does. `mask_hidden`
-        starts at random, as large as `feature_rms` [3H]."""
+        """A draft with the weights of the EAGLE-3 draft `start`, in its precision: at depth 0 it drafts the same.
+        `mask_hidden` is initialized from N(0, 1), times `feature_rms` [3H] if given."""
         draft = cls(PEagleConfig(**asdict(start.config), mask_token_id=mask_token_id, num_depths=num_depths))
-        draft.load_state_dict(start.state_dict(), strict=False)
         if feature_rms is not None:
             draft.mask_hidden.data.mul_(feature_rms.cpu())
-            draft.scale_features(feature_rms)
-        return draft.attach(base)
+        draft.attach(base).to(start.fc.weight.dtype)  # a half-precision base must not round trained weights
+        draft.load_state_dict(start.state_dict(), strict=False)
+        draft.scale_features(feature_rms)
+        return draft
 
     @classmethod
     def from_json(cls, data: dict[str, Any], base: Any) -> "PEagleDraft":
