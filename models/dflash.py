@@ -158,10 +158,7 @@ class DFlashDraft(SharedBaseModules):
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., H] → [..., columns]; `to_target` maps the columns."""
-        base = self._base[0]
-        if self.lm_head is None and base.lm_head.weight.dtype == x.dtype:
-            return base.logits(x)  # also works with a packed head, which has no plain weight
-        return self.head.to(x.dtype)(x)
+        return self.base_logits(x) if self.lm_head is None else self.head.to(x.dtype)(x)
 
     @property
     def draft_ids(self) -> Tensor:

@@ -68,6 +68,13 @@ class SharedBaseModules(nn.Module):
     def embed(self, token_ids: Tensor) -> Tensor:
         return self.table(token_ids).detach()
 
+    def base_logits(self, x: Tensor) -> Tensor:
+        """[..., H] → [..., V], with the base's LM head and logit rule."""
+        base = self._base[0]
+        if base.lm_head.weight.dtype == x.dtype:
+            return base.logits(x)  # also works with a packed head, which has no plain weight
+        return base.head.to(x.dtype)(x)
+
 
 class EagleDraft(SharedBaseModules):
     """The EAGLE-1 network. `forward` returns features; `logits` turns features into logits."""
@@ -111,11 +118,8 @@ class EagleDraft(SharedBaseModules):
         return self.norm(x)
 
     def logits(self, features: Tensor) -> Tensor:
-        """[..., H] → [..., V], with the base's LM head and logit rule."""
-        base = self._base[0]
-        if base.lm_head.weight.dtype == features.dtype:
-            return base.logits(features)  # also works with a packed head, which has no plain weight
-        return base.head.to(features.dtype)(features)
+        """Features [..., H] → [..., V]."""
+        return self.base_logits(features)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Columns of `logits` to token ids of the base: identical."""
