@@ -27,7 +27,7 @@ from models.block_attention import BlockBackend
 from models.dflash import DFlashDraft
 from models.methods.settings import TrainConfig
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
-from training.eagle3 import target_positions
+from training.eagle3 import target_head, target_positions
 from training.losses import block_loss, dpace_weights
 from training.medusa import medusa_labels
 from training.method import Outcome, PaddedStates, RequiredStates, forward_states, label_ranks, outcome_of_ranks
@@ -63,7 +63,7 @@ class DFlashMethod(nn.Module):
         self.draft.float()
         self.depth = self.draft.block_size - 1
         self._head = (self.draft.head.to(torch.float32),)
-        self._target_head = (base.head.to(base.dtype).rows(self.draft.draft_ids),) if config.dflash_loss != "ce" else ()
+        self._target_head = (target_head(self.draft, base),) if config.dflash_loss != "ce" else ()
         positions = torch.arange(self.depth, device=base.device)
         self._decay = (torch.exp(-positions / config.position_gamma),)
 

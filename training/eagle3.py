@@ -76,8 +76,7 @@ class Eagle3Method(nn.Module):
             )
         self.draft.float()
         self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it
-        has_full_vocab = self.draft.config.draft_vocab_size == base.vocab_size
-        self._head = base.head.to(base.dtype) if has_full_vocab else base.head.to(base.dtype).rows(self.draft.draft_ids)
+        self._head = target_head(self.draft, base)
         self._frozen = self._head.folded() if draft is None and not config.train_lm_head else None
         self.draft.lm_head.requires_grad_(config.train_lm_head)
 
@@ -164,6 +163,12 @@ class Eagle3Method(nn.Module):
         best = [argmax(base.logits(part)) for part in hidden[row, position].split(256)]
         in_vocab[row, position] = self.draft.t2d[torch.cat(best)] if best else False
         return in_vocab
+
+
+def target_head(draft: Any, base: Any) -> Head:
+    """The base's head in the base's dtype, restricted to the draft vocabulary; not a copy if that has all tokens."""
+    head = base.head.to(base.dtype)
+    return head if len(draft.draft_ids) == base.vocab_size else head.rows(draft.draft_ids)
 
 
 def target_positions(mask: Tensor) -> Tensor:

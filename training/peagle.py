@@ -30,7 +30,7 @@ from models.methods.settings import TrainConfig
 from models.peagle import PEagleDraft, RolloutBackend
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
 from training.eagle import next_tokens
-from training.eagle3 import feature_rms, pad_positions_by_row, target_positions
+from training.eagle3 import feature_rms, pad_positions_by_row, target_head, target_positions
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels
 from training.method import Outcome, PaddedStates, RequiredStates, forward_states, label_ranks, outcome_of_ranks
@@ -61,8 +61,7 @@ class PEagleMethod(nn.Module):
         self.draft.float()
         self.depths = self.draft.config.num_depths
         self.multi_layer = len(self.draft.layers) > 1  # every position is computed, since the next layer attends to it
-        has_full_vocab = self.draft.config.draft_vocab_size == base.vocab_size
-        self._head = base.head.to(base.dtype) if has_full_vocab else base.head.to(base.dtype).rows(self.draft.draft_ids)
+        self._head = target_head(self.draft, base)
 
     def _new_draft(
         self, config: TrainConfig, base: Any, conversations: Sequence[TokenizedConversation], start: Eagle3Draft | None
