@@ -9,7 +9,15 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from models.methods.record import BaseShape, DraftSize, Method
-from models.methods.settings import DPACE_ALPHA, MAX_BATCH_TOKENS, DraftVocabularyConfig, check_inputs, setting
+from models.methods.settings import (
+    AUX_LAYERS,
+    DPACE_ALPHA,
+    MASK_TOKEN_ID,
+    MAX_BATCH_TOKENS,
+    DraftVocabularyConfig,
+    check_inputs,
+    setting,
+)
 from speculoos.errors import BadInput
 
 FUSED_LAYERS = 5
@@ -35,12 +43,8 @@ class DFlashSettings(DraftVocabularyConfig):
     max_anchors: int = setting(
         512, "Blocks per batch, at random positions of the responses.", 1, 10**6, label="Blocks per batch"
     )
-    mask_token_id: int | None = setting(
-        None, "Token that stands for unknown ones; empty: an unused or special one.", 0, 10**7, label="Mask token"
-    )
-    aux_layers: tuple[int, ...] = setting(
-        (), "Fused base layers (0-based, outputs); empty: low, middle and high.", label="Fused layers"
-    )
+    mask_token_id: int | None = MASK_TOKEN_ID
+    aux_layers: tuple[int, ...] = AUX_LAYERS
 
     @model_validator(mode="after")
     def _dpace_needs_ce(self) -> "DFlashSettings":

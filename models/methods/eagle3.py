@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from models.methods.eagle import DRAFTING
 from models.methods.record import BaseShape, DraftSize, Method
-from models.methods.settings import DPACE_ALPHA, DraftVocabularyConfig, check_inputs, setting
+from models.methods.settings import AUX_LAYERS, DPACE_ALPHA, DraftVocabularyConfig, check_inputs, setting
 from speculoos.errors import BadInput
 
 
@@ -37,9 +37,7 @@ class Eagle3Settings(DraftVocabularyConfig):
     train_lm_head: bool = setting(
         True, "Train the draft's output matrix; false: faster.", label="Train the output matrix"
     )
-    aux_layers: tuple[int, ...] = setting(
-        (), "Fused base layers (0-based, outputs); empty: low, middle and high.", label="Fused layers"
-    )
+    aux_layers: tuple[int, ...] = AUX_LAYERS
 
     @model_validator(mode="after")
     def _one_norm(self) -> "Eagle3Settings":

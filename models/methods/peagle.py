@@ -4,7 +4,7 @@ from typing import Any
 
 from models.methods.eagle import DRAFTING
 from models.methods.record import BaseShape, DraftSize, Method
-from models.methods.settings import DraftVocabularyConfig, check_inputs, setting
+from models.methods.settings import AUX_LAYERS, MASK_TOKEN_ID, DraftVocabularyConfig, check_inputs, setting
 
 
 class PEagleSettings(DraftVocabularyConfig):
@@ -16,12 +16,8 @@ class PEagleSettings(DraftVocabularyConfig):
     down_sample_ratio_min: float = setting(
         0.2, "Least share of the positions trained at any depth.", 0, 1, label="Least share kept"
     )
-    mask_token_id: int | None = setting(
-        None, "Token that stands for unknown ones; empty: an unused or special one.", 0, 10**7, label="Mask token"
-    )
-    aux_layers: tuple[int, ...] = setting(
-        (), "Fused base layers (0-based, outputs); empty: low, middle and high.", label="Fused layers"
-    )
+    mask_token_id: int | None = MASK_TOKEN_ID
+    aux_layers: tuple[int, ...] = AUX_LAYERS
 
 
 def expansion(config: Any) -> float:

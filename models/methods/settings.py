@@ -215,7 +215,11 @@ def check_inputs(card: Mapping[str, Any], config: Any) -> None:
         raise BadInput(f"mask_token_id: this base has {tokens} tokens, got {mask_token}.")
 
 
+AUX_LAYERS = setting((), "Fused base layers (0-based, outputs); empty: spread from low to high.", label="Fused layers")
 DPACE_ALPHA = setting(0.5, "Smoothing of dpace; 1: no confidence.", 0.01, 1, label="Smoothing of D-PACE")
+MASK_TOKEN_ID = setting(
+    None, "Token that stands for unknown ones; empty: an unused or special one.", 0, 10**7, label="Mask token"
+)
 
 
 @dataclass(frozen=True)
