@@ -15,9 +15,9 @@ MAX_TOKENS = 32
 SCHEDULE, SCHEDULE_VERSION = "num_speculative_tokens_per_batch_size", "0.32"
 """vLLM's option for draft tokens by batch size, and the version whose format is written."""
 DEFAULT_TOKENS = {"eagle": 3, "eagle3": 3, "draft": 4}
-VLLM_METHODS = {"draft": {"method": "draft_model"}, "peagle": {"method": "eagle3", "parallel_drafting": True}}
-"""vLLM's options for methods that it calls otherwise."""
 """Draft tokens per step of an untuned draft, as in the servers' own examples."""
+VLLM_METHODS = {"draft": {"method": "draft_model"}, "peagle": {"method": "eagle3", "parallel_drafting": True}}
+"""vLLM's options for methods that have another name there."""
 
 
 def drafted_tokens(checkpoint: CheckpointFiles) -> int:

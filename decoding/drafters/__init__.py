@@ -27,6 +27,7 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
 
     - ngram: `depth`, `width`, `max_ngram`, `min_ngram`
     - medusa: `tree` (Medusa choices: a list of ranks for each node or for each leaf)
+    - dflash: `depth` (a chain) or `tree`; `sample` (as for eagle, default false)
     - eagle, eagle3, peagle, mtp: `tree` (a static tree), or `depth`, `top_k`, `nodes` (EAGLE-2's dynamic tree; top_k 1
       is a chain); `sample` (sample the children of a static tree if the generation samples)
     - draft (the id of standalone draft models): `depth` (a chain) or `tree`; `sample` (default true)
