@@ -36,7 +36,7 @@ GGUF_MODULES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""{module that the reader asks for: its name in a GGUF file}."""
+"""{module of a DFlash draft: its name in a GGUF file}."""
 
 
 class _Sides:
@@ -49,7 +49,9 @@ class _Sides:
         if invalid := [layer for layer in wanted if not 0 <= layer < count]:
             raise ValueError(f"layers {list(wanted)}: the base model has no layer {invalid[0]}.")
         if (reader.block_size, reader.mask_token_id) != (draft.block_size, draft.config.mask_token_id):
-            raise ValueError(f"blocks of {reader.block_size} with the mask {reader.mask_token_id} are not the draft's.")
+            raise ValueError(
+                f"block_size {reader.block_size} or mask_token_id {reader.mask_token_id} differs from the draft's."
+            )
         self.layers = (*draft.layers_wanted, *wanted)
 
     def logits(self, passage: Passage) -> Iterator[tuple[Tensor, Tensor]]:
@@ -218,7 +220,7 @@ def dflash_gguf(folder: Path, checkpoint: CheckpointFiles) -> BlockDraft:
     path, keys, stored = open_gguf(folder)
     own = {name.removeprefix("dflash."): value for name, value in keys.items() if name.startswith("dflash.")}
     if keys["general.architecture"] != "dflash" or own.get("sample_from_anchor") or own.get("attention.causal"):
-        raise ValueError(f"{path.name}: is no DFlash draft without a causal mask.")
+        raise ValueError(f"{path.name}: not a DFlash draft whose blocks have no causal mask.")
     weights = _GgufWeights(path, stored, own["block_count"])
     config = {
         "hidden_size": own["embedding_length"],

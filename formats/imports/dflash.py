@@ -45,8 +45,7 @@ def read_dflash(source: DraftSource) -> ImportedDraft:
     fields, hidden = source.fields, source.fields.number("hidden_size", source.shape("norm.weight")[0])
     check_size(source, "hidden_size", hidden, source.base.hidden_size)
     config = {**layer_config(source, hidden), "aux_layers": _aux_layers(source, hidden)}
-    tensors = own_embeddings(source, hidden)
-    if tensors:
+    if own_embeddings(source, hidden):
         raise Unsupported(
             f"{source.name}: embed_tokens.weight differs from the embeddings of {source.base.name}, which DFlash uses; "
             "choose the base model the draft was trained for."
