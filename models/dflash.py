@@ -25,7 +25,7 @@ from models.methods.dflash import fused_layers
 @dataclass(frozen=True)
 class DFlashConfig(LayerConfig):
     """Layer sizes, blocks, and which base layers (0-based outputs) are fused. `draft_vocab_size` 0: all tokens of the
-    base. `own_embeddings`: of an imported draft."""
+    base. `own_embeddings` is always false: a draft with other embeddings than the base's is not imported."""
 
     vocab_size: int = 0
     dflash_num_layers: int = 1

@@ -8,8 +8,7 @@ base's final hidden state, which predicts token t+1. The block at anchor 3 reads
 
 An anchor is a token of an answer whose next token is in it too: where the engine drafts. Position k of a block counts
 when tokens a … a+k are in one answer and token a+k is in the draft vocabulary. Loss: Σ w · l / count over all counted
-positions, l the cross-entropy of token a+k (ce) or the distance from the base's distribution (kl, reverse_kl, tv), and
-w:
+positions. l is the cross-entropy of token a+k (ce) or a distance from the base's distribution (kl, reverse_kl, tv), w:
 
 - decay: exp(−(k − 1) / gamma), as in z-lab's recipe; divided by the number of positions as in speculators, while
   SpecForge divides by the sum of the weights;
@@ -135,11 +134,10 @@ class DFlashMethod(nn.Module):
     def _outputs(self, features: dict[str, Tensor], row: Tensor, position: Tensor) -> Tensor:
         """[n, depth, H]: the head's input at positions 1 … depth of the blocks at anchors t+1."""
         ids, anchor = features["input_ids"], position + 1
-        context, places = self.draft.fuse(features["aux"].float()), torch.arange(ids.shape[1], device=ids.device)
+        context = self.draft.fuse(features["aux"].float()), torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         positions = anchor[:, None] + torch.arange(self.draft.block_size, device=ids.device)
-        backend = BlockBackend(row, anchor, len(ids))
-        known = self.draft.block_ids(ids[row, anchor])
-        return self.draft(known, positions, backend, (context, places.expand_as(ids)))[:, 1:]
+        block_ids = self.draft.block_ids(ids[row, anchor])
+        return self.draft(block_ids, positions, BlockBackend(row, anchor, len(ids)), context)[:, 1:]
 
     def _weights(self, losses: Tensor, counted: Tensor) -> Tensor:
         """Weights [n, depth] of positions with these losses."""

@@ -273,7 +273,8 @@ def settings_of(config: type[BaseModel], methods: tuple[str, ...] = ()) -> list[
 def settings_error(
     error: ValidationError, config: type[BaseModel], owner: str = "", *, by_label: bool = False
 ) -> BadInput:
-    """The first of pydantic's errors as a sentence; `owner` begins one about an unknown field."""
+    """The first of pydantic's errors as a sentence. `owner`: the start of a message about an unknown field; `by_label`:
+    name fields by their labels."""
     problem = error.errors()[0]
     name = str(problem["loc"][0])
     if name not in config.model_fields:
