@@ -71,9 +71,9 @@ def our_logits(draft: Eagle3Draft, base: LoadedBase, batch: Batch) -> list[Tenso
 
 def their_step(network: Any, base: LoadedBase, batch: Batch, kind: str = "kl") -> tuple[list[Tensor], Tensor]:
     """speculators' logits at the same positions, and its loss."""
-    given = packed(network, base, batch)
+    arguments = packed(network, base, batch)
     with outputs_of(network.lm_head) as logits:
-        _, loss, _ = network(**given, ttt_steps=STEPS, ttt_step_loss_decay=DECAY, loss_config=loss_config(kind))
+        _, loss, _ = network(**arguments, ttt_steps=STEPS, ttt_step_loss_decay=DECAY, loss_config=loss_config(kind))
     return [values[0, : TOKENS - 1 - step] for step, values in enumerate(logits)], loss
 
 
@@ -87,8 +87,8 @@ def dpace_comparison(blocks: int = 30, size: int = 6, columns: int = 90, alpha: 
     mask = torch.rand(blocks * size, generator=random) < 0.8
     theirs_of, ours_of = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     decay = partial(dpace_loss_decay, loss_mask=mask[None], block_size=size, dpace_alpha=alpha)
-    places = torch.arange(blocks * size)[None] % size
-    theirs = loss_function(theirs_of[None], targets[None], mask[None], places, ce_loss, decay)
+    offsets = torch.arange(blocks * size)[None] % size  # within a block
+    theirs = loss_function(theirs_of[None], targets[None], mask[None], offsets, ce_loss, decay)
 
     head, labels = Head(torch.eye(columns)), targets.argmax(-1)
     losses = label_losses(ours_of, head, labels).view(blocks, size)

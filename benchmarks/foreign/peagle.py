@@ -56,22 +56,22 @@ def compare(draft: PEagleDraft, network: Any, base: LoadedBase, batch: Batch) ->
     logits = torch.cat([draft.logits(x) for x in method._rollouts(features, kept)])
     ours = method.loss(features, kept, 1 / kept.sum()[None]).loss
 
-    given = packed(network, base, batch)
+    arguments = packed(network, base, batch)
     depth, number = kept.T.nonzero(as_tuple=True)  # depth by depth, like our logits
     starts = F.pad(batch.lengths - 1, (1, 0)).cumsum(0)  # of the packed conversations
     anchor = (starts[features["row"]] + features["position"])[number]
     # speculators computes every entry at depth 0, since later depths attend to it; prompts do not count
-    masked, entries = depth > 0, given["input_ids"].shape[1]
+    masked, entries = depth > 0, arguments["input_ids"].shape[1]
     anchors = torch.cat([torch.arange(entries), anchor[masked]])
     depths = torch.cat([torch.zeros(entries, dtype=torch.int64), depth[masked]])
-    places = torch.where(masked, entries + masked.cumsum(0) - 1, anchor)  # where it computes our positions
+    columns = torch.where(masked, entries + masked.cumsum(0) - 1, anchor)  # of our positions in its output
     with (
         patch.object(core, "generate_cod_sample_indices", lambda **_: (anchors, depths)),
         outputs_of(network.lm_head) as outputs,
         outputs_of(network.verifier_lm_head) as targets,
     ):
-        _, theirs, _ = network(**given, num_depths=method.depths, loss_config=loss_config("kl"))
+        _, theirs, _ = network(**arguments, num_depths=method.depths, loss_config=loss_config("kl"))
     log_p = targets[0][0, anchor + depth].log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum(-1).mean()
-    differences = {"logits": largest_difference((logits, outputs[0][0, places]))}
+    differences = {"logits": largest_difference((logits, outputs[0][0, columns]))}
     return differences | step_differences(draft, network, ours - entropy, theirs)
