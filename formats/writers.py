@@ -95,14 +95,15 @@ def peagle_vllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> Exp
 
 
 def peagle_speculators(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> ExportPlan:
-    """EAGLE-3's config with the mask token. speculators trains P-EAGLE's embeddings (`embed_requires_grad`)."""
+    """EAGLE-3's config with the mask token, and the depths for imports: `speculative_tokens` may be fewer. speculators
+    trains P-EAGLE's embeddings (`embed_requires_grad`)."""
     plan = eagle3_speculators(checkpoint, base, facts)
     changes = {
         "architectures": ["PEagleDraftModel"],
         "speculators_model_type": "peagle",
         "speculators_config": {**plan.config["speculators_config"], "algorithm": "peagle"},
         "embed_requires_grad": True,
-        MASK_TOKEN: checkpoint.config[MASK_TOKEN],
+        **{name: checkpoint.config[name] for name in (MASK_TOKEN, "num_depths")},
     }
     return replace(plan, config=plan.config | changes)
 

@@ -85,6 +85,17 @@ def test_a_new_mask_is_as_large_as_the_features_of_each_channel(base):
     assert 0.8 < float(ratio.square().mean().sqrt()) < 1.2
 
 
+def test_a_training_from_an_eagle3_draft_keeps_its_precision(tiny_base, tmp_path):
+    """Also with a base in half precision."""
+    base = load_base(tiny_base, dtype="bfloat16")
+    eagle3 = Eagle3Draft.from_base(base).float()
+    torch.nn.init.normal_(eagle3.fc.weight)
+    folder = save_draft(tmp_path / "eagle3", eagle3, {})
+    config = train_config(method="peagle", num_depths=DEPTHS, mask_token_id=7)
+    weights = PEagleMethod(config, base, load_draft_for_training(folder, base, "peagle")).draft.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in eagle3.state_dict().items())
+
+
 @torch.no_grad()
 def test_a_training_from_an_eagle3_draft_starts_with_its_first_depth(base, tmp_path):
     torch.manual_seed(5)

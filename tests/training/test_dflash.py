@@ -135,6 +135,17 @@ def test_chunks_of_blocks_change_nothing(base, batch, monkeypatch):
         assert torch.allclose(a, b, atol=1e-5)
 
 
+def test_a_batch_without_a_block_has_no_loss_and_gradients_of_zero(base, batch):
+    """All parameters have one: other processes wait for them."""
+    method = DFlashMethod(train_config("dflash", block_size=DEPTH + 1), base)
+    features = method.features(replace(batch, mask=torch.zeros_like(batch.mask)))
+    outcome = method(features)
+    outcome.loss.backward()
+    assert method.counts(features).tolist() == [0] and outcome.loss == 0
+    gradients = [parameter.grad for parameter in method.parameters() if parameter.requires_grad]
+    assert len(gradients) > 5 and all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
 def test_embeddings_and_head_stay_the_bases(base, batch):
     method = DFlashMethod(train_config("dflash"), base)
     assert not [name for name, _ in method.draft.named_parameters() if "embed" in name or "head" in name]

@@ -9,9 +9,8 @@ from tests.formats.tables import eagle3
 
 
 def vllm(checkpoint: CheckpointFiles) -> TensorTable:
-    """Eagle3LlamaForCausalLM with `parallel_drafting`, and a key for imports."""
-    table = _with_mask(eagle3.vllm(checkpoint), checkpoint)
-    return replace(table, config={**table.config, "num_depths": checkpoint.config["num_depths"]})
+    """Eagle3LlamaForCausalLM with `parallel_drafting`."""
+    return _with_mask(eagle3.vllm(checkpoint), checkpoint)
 
 
 def speculators(checkpoint: CheckpointFiles) -> TensorTable:
@@ -23,9 +22,10 @@ def speculators(checkpoint: CheckpointFiles) -> TensorTable:
 
 
 def _with_mask(table: TensorTable, checkpoint: CheckpointFiles) -> TensorTable:
+    """Servers do not read `num_depths`; imports do."""
     width = checkpoint.hidden_size * len(checkpoint.aux_layers)
     return replace(
         table,
         tensors={**table.tensors, "mask_hidden": ((1, 1, width), FLOAT)},
-        config={**table.config, "mask_token_id": 3},
+        config={**table.config, "mask_token_id": 3, "num_depths": checkpoint.config["num_depths"]},
     )
