@@ -37,7 +37,7 @@ NARROW = ("T=0.8 top-k 3", "T=1.2 top-k 5 top-p 0.9")
 TOO_WIDE = {("wide", name, "sampled") for name in NARROW}
 """Four different children cannot be drawn from three tokens; that fewer are drawn is tested on its own."""
 CASES = [case for case in product(SHAPES, WARPS, ["deterministic", "sampled"]) if case not in TOO_WIDE]
-TESTS = 2 * len(CASES) + 3
+TESTS = 2 * len(CASES) + 6
 """χ² tests in this file that must pass."""
 
 
@@ -229,9 +229,11 @@ class ToyTarget(Target):
         pass
 
 
-@pytest.mark.parametrize(("shape", "kind", "top_k"), [("chain", "sampled", 4), ("tree", "deterministic", 0)])
+@pytest.mark.parametrize(
+    ("shape", "kind", "top_k"),
+    [("chain", "deterministic", 0), ("chain", "sampled", 4), ("tree", "deterministic", 4), ("tree", "sampled", 0)],
+)
 def test_the_whole_loop_keeps_the_bases_distribution(base, shape, kind, top_k):
-    """Sampled trees: test_lossless_drafters.py."""
     table = context_logits(5)
     warp = LogitsWarper(0.9, top_k, 0.95)
     config = {"temperature": 0.9, "top_p": 0.95, "top_k": top_k, "max_tokens": 3, "eos_ids": frozenset()}

@@ -34,10 +34,10 @@ def test_it_drafts_what_the_starter_says():
     draft = load_draft(STARTER_HEAD, base, read_card(starter_path())["weights_sha256"])
     assert draft.notices == []
     target, steps, said = fast_target(base, 256), [], {}
-    for options, tokens in ((None, 48), ({"drafter": "none"}, 12)):
+    for options, tokens in ((None, 48), ({"drafter": "none"}, 24)):
         drafter = make_drafter(target, draft, options)
         runs = [list(generate(target, drafter, ids(base, p), GenerateConfig(max_tokens=tokens))) for p in PROMPTS]
-        said[json.dumps(options)] = [[t.id for step in run for t in step.tokens][:12] for run in runs]
+        said[json.dumps(options)] = [[t.id for step in run for t in step.tokens][:24] for run in runs]
         steps = steps or [step for run in runs for step in run]
     assert said["null"] == said['{"drafter": "none"}']
     assert summarize(steps).mean_accepted_length > 1.6
