@@ -10,8 +10,10 @@ CHAT = {"<pad>": 0, "<start>": 1, "<end>": 2, "<unused>": 3}
 
 
 class Tokenizer(SimpleNamespace):
-    def __len__(self) -> int:
-        return 300
+    """Its ids have gaps, so their number is not the first id that is free."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {**CHAT, "word": 299}
 
 
 def base(vocab_size: int, special: dict[str, int], **tokens: int | None) -> SimpleNamespace:
@@ -25,7 +27,7 @@ def base(vocab_size: int, special: dict[str, int], **tokens: int | None) -> Simp
     ("vocab_size", "special", "tokens", "expected"),
     [
         (320, CHAT, {"mask_token_id": 9}, 9),
-        (320, CHAT, {}, 300),  # an embedding without a token
+        (320, CHAT, {}, 300),  # an embedding after those of all tokens
         (300, CHAT, {}, 3),  # neither in the template nor the end of a turn
         (300, {"<start>": 1, "<end>": 2}, {}, 0),
         (300, {"<start>": 1, "<end>": 2}, {"pad_token_id": None}, 2),
