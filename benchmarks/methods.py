@@ -6,7 +6,7 @@ ANSWERS is a dataset of the starter's own answers (benchmarks.starter_data). Set
 with the changes in COMMON and CHANGES; all use two cores for --minutes. Then the tree is tuned on the built-in
 questions (where none pays, one token is drafted), and the first turns of FILE are answered with and without the draft
 in alternate steps, greedily in fp32. Results are in FOLDER, one file per training; those that exist are not repeated,
-so a race can be continued. Prints the table of docs/methods.md.
+so a race can be continued. Prints the table of docs/methods.md; --chart writes its learning curves.
 """
 
 import json
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chart import write_line_chart
 from benchmarks.report import conditions, finish, load_average, make_parser, table_lines
 from benchmarks.starter_head import keep_tree, measure
 from models.checkpoints import read_config, update_draft_config
@@ -43,6 +44,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 """{method: changes}; settings that do better on the starter (docs/log.md)."""
 ONE_TOKEN = {"tree": [[0]]}
+CHART_TITLE = "Held-out answers: τ of the best tree of eight nodes"
 
 
 class LearningCurve(ConsoleReporter):
@@ -91,6 +93,15 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(table_lines(head, rows))
 
 
+def write_chart(file: Path, results: Sequence[dict[str, Any]]) -> None:
+    """The learning curve of each method's first training, as SVG."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for result in results:
+        points = [(point["minutes"], point["tree"]) for point in result["curve"]]
+        curves.setdefault(METHODS[result["method"]].title, points)
+    write_line_chart(file, CHART_TITLE, "minutes of two CPU cores", curves)
+
+
 def _spread(values: Sequence[float]) -> str:
     text = f"{statistics.median(values):.2f}"
     return text if len(values) == 1 else f"{text} ({min(values):.2f} to {max(values):.2f})"
@@ -105,6 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--minutes", type=float, default=40)
     parser.add_argument("--limit", type=int, default=80, help="number of questions")
+    parser.add_argument("--chart", type=Path, help="SVG file for the learning curves")
     parser.add_argument("--set", nargs="*", default=[], help="setting=value, for all methods")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -114,6 +126,9 @@ def main(arguments: list[str] | None = None) -> None:
             if not file.exists():
                 write_json(file, run(method, seed, args))
     results = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(args.out.glob("*.json"))]
+    results.sort(key=lambda result: list(CHANGES).index(result["method"]))
+    if args.chart:
+        write_chart(args.chart, results)
     finish({"results": results}, table(results), args.json)
 
 
