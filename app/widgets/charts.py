@@ -130,12 +130,12 @@ def _downsample(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def _scales(lines: Sequence[Points], percent: bool) -> tuple[Scale, Scale]:
     xs = [x for points in lines for x, _ in points]
     ys = [y for points in lines for _, y in points]
-    low, high = (0.0, 1.0) if percent else _range(min(ys), max(ys))
+    low, high = (0.0, 1.0) if percent else padded_range(min(ys), max(ys))
     first, last = _around(xs[0]) if min(xs) == max(xs) else (min(xs), max(xs))
     return Scale(first, last, LEFT, WIDTH - RIGHT), Scale(low, high, HEIGHT - BOTTOM, TOP)
 
 
-def _range(low: float, high: float) -> tuple[float, float]:
+def padded_range(low: float, high: float) -> tuple[float, float]:
     """The range with a margin; it starts at zero if `low` is near zero."""
     if low == high:
         return _around(low)
