@@ -47,6 +47,8 @@ class LoadedBase:
     """The fast forward of this base, once it owns the weights (`models.runtime.forward.fastest_forward`)."""
     layer_devices: tuple[torch.device, ...] = ()
     """The device of each layer, if they are divided among several GPUs. Everything else is on `device`."""
+    mtp: Any = None
+    """transformers' `MtpModel` of this base, once it has drafted (`decoding.drafters.mtp.load_mtp`)."""
 
     @property
     def config(self) -> Any:

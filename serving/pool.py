@@ -43,30 +43,34 @@ class PooledDraft:
     @property
     def nbytes(self) -> int:
         """Bytes of the weights, and of the caches and CUDA graphs of its drafters."""
-        caches = sum(drafter.nbytes() for drafter in list(self.drafters.values()))
-        return self.planned.weights + max(self.planned.cache, caches)
+        return self.planned.weights + max(self.planned.cache, _cache_bytes(self.drafters))
 
 
 @dataclass
 class PooledBase:
     """A loaded base model as `target`, which holds the `models.base.LoadedBase`, with its drafts. `drafts` by the
     checkpoint's (path, sha256), least recently used first. `no_drafting_reason`: why it does not support drafting, or
-    "". `planned`: bytes according to its files and config."""
+    "". `planned`: bytes according to its files and config. `drafters`: those that need no draft, by options."""
 
     key: tuple[str, str]
     target: Any
     planned: ModelBytes
     no_drafting_reason: str = ""
     drafts: "OrderedDict[tuple[str, str], PooledDraft]" = field(default_factory=OrderedDict)
+    drafters: "OrderedDict[str, Any]" = field(default_factory=OrderedDict)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights, the KV cache and the CUDA graphs."""
-        return self.planned.weights + max(self.planned.cache, self.target.cache.nbytes())
+        """Bytes of the weights, the KV cache, the CUDA graphs, and of MTP layers that draft with their caches."""
+        cache = max(self.planned.cache, self.target.cache.nbytes())
+        mtp = self.target.base.mtp
+        layers = sum(weight.nbytes for weight in mtp.layers.parameters()) if mtp else 0
+        return self.planned.weights + cache + layers + _cache_bytes(self.drafters)
 
     def clear_caches(self) -> None:
         """Clear the KV cache and all drafter state."""
         self.target.rewind(0)
+        self.drafters.clear()
         for draft in self.drafts.values():
             draft.drafters.clear()
 
@@ -92,16 +96,16 @@ class PooledModel:
         return [*filter(None, [self.target.notice]), *getattr(self.draft and self.draft.network, "notices", ())]
 
     def drafter(self, options: dict[str, Any]) -> Any:
-        """The drafter for these options, perhaps cached. Raises BadInput for them, Unsupported for the base."""
+        """The drafter for these options, kept from an earlier request if possible. Raises BadInput for the options,
+        Unsupported for the base."""
         from decoding.drafters import make_drafter
 
         if self.base.no_drafting_reason and options.get("drafter") != "none":
             raise Unsupported(self.base.no_drafting_reason)
-        if self.draft is None:
-            return make_drafter(self.target, None, options)
-        key, drafters = json.dumps(options, sort_keys=True), self.draft.drafters
+        key, network = json.dumps(options, sort_keys=True), self.draft and self.draft.network
+        drafters = self.draft.drafters if self.draft else self.base.drafters
         if key not in drafters:
-            drafters[key] = make_drafter(self.target, self.draft.network, options)
+            drafters[key] = make_drafter(self.target, network, options)
         drafters.move_to_end(key)
         if len(drafters) > MAX_DRAFTERS:
             drafters.popitem(last=False)
@@ -266,6 +270,11 @@ class ModelPool:
 
         free, total = torch.cuda.mem_get_info(self.device)
         return min(free + self.device_bytes, total - reserved)
+
+
+def _cache_bytes(drafters: "OrderedDict[str, Any]") -> int:
+    """Bytes of the caches and CUDA graphs of `drafters`; any thread may call it."""
+    return sum(drafter.nbytes() for drafter in list(drafters.values()))
 
 
 def _drop_outdated(models: OrderedDict[tuple[str, str], Any], path: str, key: tuple[str, str] | None) -> None:

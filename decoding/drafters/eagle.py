@@ -192,18 +192,23 @@ def make(
     """The drafter of an EAGLE draft, of the class `kind`. For a fast target the draft's weights are moved to a packed
     runner."""
     sample = bool(options.pop("sample", False))
-    tree = tree_of(target, options)
-    draft_vocab_size = getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size
-    check_ranks(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], draft_vocab_size)
+    tree = tree_of(target, options, getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size)
     if not is_fast(target) and draft.runner is not None:
         raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
     runner = packed_runner(draft) if is_fast(target) else ModuleRunner(draft)
     return kind(runner, tree, target.base, sample)
 
 
-def tree_of(target: Target, options: dict[str, Any]) -> TreeShape | DynamicTree:
-    """The static tree of the option `tree`, or the default dynamic tree with the other options."""
-    return shape_from_choices(options["tree"]) if "tree" in options else replace(default_tree(target), **options)
+def tree_of(target: Target, options: dict[str, Any], draft_vocab_size: int) -> TreeShape | DynamicTree:
+    """The static tree of the option `tree`, or the default dynamic tree with the other options. Raises BadInput if it
+    needs more tokens than the draft has."""
+    if "tree" in options:
+        shape = shape_from_choices(options["tree"])
+        check_ranks(shape.ranks, draft_vocab_size)
+        return shape
+    tree = replace(default_tree(target), **options)
+    check_ranks([tree.top_k - 1], draft_vocab_size)
+    return tree
 
 
 def default_tree(target: Target) -> DynamicTree:

@@ -8,7 +8,6 @@ the same trees and cache. transformers' `MtpModel` builds and loads the layer.""
 import re
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers.cache_utils import Cache
@@ -26,20 +25,18 @@ from models.runtime.transformers import CacheLayer
 from models.untrusted import sanitised_folder
 from speculoos.errors import Unsupported
 
-_loaded: WeakKeyDictionary[LoadedBase, Any] = WeakKeyDictionary()
-
 
 def load_mtp(base: LoadedBase) -> Any:
     """transformers' `MtpModel` of the base model, on its device; read once. Raises Unsupported if there is none, or if
     it cannot draft here."""
-    if base not in _loaded:
+    if base.mtp is None:
         config, names = read_json(base.path / "config.json"), [entry.name for entry in tensors(base.path)]
         if not mtp_layers(config, names):
             raise Unsupported(f"{base.path.name} has no multi-token prediction layers in its files; choose a draft.")
         if reason := mtp_reason(config):
             raise Unsupported(f"The multi-token prediction layers of {base.path.name} cannot draft here: {reason}")
-        _loaded[base] = _read(base, mtp_tensors(config, names))
-    return _loaded[base]
+        base.mtp = _read(base, mtp_tensors(config, names))
+    return base.mtp
 
 
 def _read(base: LoadedBase, names: list[str]) -> Any:
@@ -127,4 +124,5 @@ def make_mtp(target: Target, **options: Any) -> EagleDrafter:
     if is_fast(target):
         raise Unsupported("The multi-token prediction layers of this base model cannot draft on the fast forward.")
     sample = bool(options.pop("sample", False))
-    return EagleDrafter(MtpRunner(target.base), tree_of(target, options), target.base, sample)
+    tree = tree_of(target, options, target.base.vocab_size)
+    return EagleDrafter(MtpRunner(target.base), tree, target.base, sample)

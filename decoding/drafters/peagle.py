@@ -27,7 +27,8 @@ class PEagleDrafter(eagle.EagleDrafter):
     def __init__(self, *options: Any, mask_hidden: torch.Tensor, mask_token_id: int):
         super().__init__(*options)
         masked = max(self.growth.max_depth - 1, 0)
-        self.mask_features = self.draft.fuse(mask_hidden[None], mask_hidden[None]).expand(masked, -1)
+        self.mask_feature = self.draft.fuse(mask_hidden[None], mask_hidden[None])
+        self.mask_features = self.mask_feature.expand(masked, -1)
         self.mask_ids = torch.full((masked,), mask_token_id, device=self.device)
 
     @torch.inference_mode()
@@ -51,7 +52,7 @@ class PEagleDrafter(eagle.EagleDrafter):
     def network_pass(self, rows: int) -> Callable[[], Any]:
         """One token and the masked rows of each sequence."""
         count, length = rows * (1 + len(self.mask_ids)), self.cache.length
-        features, ids = self.last.expand(count, -1), torch.zeros(count, dtype=torch.int64, device=self.device)
+        features, ids = self.mask_feature.expand(count, -1), torch.zeros(count, dtype=torch.int64, device=self.device)
         positions = length + torch.arange(count, device=self.device)
 
         @torch.inference_mode()

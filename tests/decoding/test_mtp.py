@@ -17,7 +17,9 @@ from models.base import load_base
 from models.card import make_card
 from models.families import has_recurrent_state
 from models.mtp import mtp_layers, mtp_reason
-from speculoos.errors import Unsupported
+from serving.catalog import ModelRef
+from serving.pool import ModelPool
+from speculoos.errors import BadInput, Unsupported
 from tests.tiny import make_tiny_base
 
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
@@ -140,6 +142,26 @@ def test_greedy_text_is_that_of_the_base_model(base, options) -> None:
     plain = base.model.generate(torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, eos_token_id=None)
     assert tokens == plain[0, len(PROMPT) :].tolist()
     assert any(step.draft_record.tokens for step in steps)
+
+
+def test_a_second_turn_computes_only_what_is_new(glm) -> None:
+    """The server keeps the drafter and counts the bytes of the layer."""
+    pool = ModelPool("cpu", "float32", 2**40)
+    loaded = pool.get(ModelRef("glm", str(glm), "b" * 64))
+    before, options = pool.nbytes, {"drafter": "mtp", "tree": [[0, 0]]}
+    drafter = loaded.drafter(options)
+    weights = sum(weight.nbytes for weight in loaded.target.base.mtp.layers.parameters())
+    assert pool.nbytes == before + weights + drafter.nbytes() > before
+    steps = list(generate(loaded.target, drafter, PROMPT, GenerateConfig(max_tokens=8, eos_ids=frozenset())))
+    turn = [*PROMPT, *(token.id for step in steps for token in step.tokens), 7]
+    again = pool.get(ModelRef("glm", str(glm), "b" * 64)).drafter(options)
+    assert again is drafter and again.max_reusable_prefix(turn) >= len(PROMPT)
+
+
+def test_a_tree_wider_than_the_vocabulary_is_refused(base) -> None:
+    tree = [[base.vocab_size]]
+    with pytest.raises(BadInput, match="use a narrower tree"):
+        make_drafter(Target(base, max_length=64), None, {"drafter": "mtp", "tree": tree})
 
 
 def test_a_model_without_layers_or_with_unknown_ones_says_so(glm, base, tiny_base, tmp_path) -> None:

@@ -11,9 +11,11 @@ from decoding.generate import generate
 from decoding.step import Step
 from models.base import load_base
 from models.checkpoints import WEIGHTS, save_draft
+from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
+from models.peagle import PEagleDraft
 from models.standalone import StandaloneDraft
 from serving.catalog import ModelRef
 from serving.pool import ModelPool, PooledModel
@@ -23,6 +25,8 @@ MAKERS: dict[str, Any] = {
     "medusa": lambda base: MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 3), base),
     "eagle": lambda base: EagleDraft.from_base(base),
     "eagle3": lambda base: Eagle3Draft.from_base(base),
+    "peagle": lambda base: PEagleDraft.from_base(base),
+    "dflash": lambda base: DFlashDraft.from_base(base),
     "draft": lambda base: StandaloneDraft.from_base(base, 2),
 }
 
