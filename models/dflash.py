@@ -89,7 +89,6 @@ class DFlashDraft(SharedBaseModules):
         self.lm_head = None
         if size:
             self.lm_head = nn.Linear(hidden, size, bias=config.lm_head_bias).requires_grad_(False)
-            self.register_buffer("d2t", torch.zeros(size, dtype=torch.int64))
 
     @classmethod
     def from_base(cls, base: Any, draft_ids: Tensor | None = None, **options: Any) -> "DFlashDraft":
@@ -106,7 +105,7 @@ class DFlashDraft(SharedBaseModules):
         start_norm(draft.norm, base)
         if draft_ids is not None:
             rows = base.head.rows(draft_ids)
-            draft.d2t.copy_(draft_ids.cpu() - torch.arange(len(draft_ids)))
+            draft.set_draft_ids(draft_ids)
             with torch.no_grad():
                 draft.lm_head.weight.copy_(rows.weight)
                 if rows.bias is not None:
@@ -159,21 +158,3 @@ class DFlashDraft(SharedBaseModules):
     def logits(self, x: Tensor) -> Tensor:
         """[..., H] → [..., columns]; `to_target` maps the columns."""
         return self.base_logits(x) if self.lm_head is None else self.head.to(x.dtype)(x)
-
-    @property
-    def draft_ids(self) -> Tensor:
-        """Token id of the base of each column of `logits`."""
-        if self.lm_head is None:
-            return torch.arange(self.config.vocab_size, device=self.norm.weight.device)
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
-
-    def to_target(self, ids: Tensor) -> Tensor:
-        return ids if self.lm_head is None else ids + self.d2t[ids]
-
-    def to_draft(self, ids: Tensor) -> Tensor:
-        """Token ids of the base to columns of `logits`; −100 for tokens outside the draft vocabulary."""
-        if self.lm_head is None:
-            return ids
-        columns = torch.full((self.config.vocab_size,), -100, device=ids.device)
-        columns[self.draft_ids] = torch.arange(len(self.d2t), device=ids.device)
-        return columns[ids]

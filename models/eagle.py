@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.draft_layers import Attention, Backend, CausalBackend, LayerConfig, SwiGLU, base_layer_config, init_weights
+from models.draft_vocabulary import DraftVocabulary
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class EagleLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class SharedBaseModules(nn.Module):
+class SharedBaseModules(DraftVocabulary):
     """Embeddings and LM head of the base, used but not stored. `embed_tokens`: the draft's own [V, H], or None."""
 
     runner: Any = None
@@ -50,6 +51,7 @@ class SharedBaseModules(nn.Module):
     def __init__(self, config: Any):
         super().__init__()
         self.config, self.embed_tokens = config, None
+        self.add_draft_vocabulary(getattr(config, "draft_vocab_size", 0))
         if config.own_embeddings:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size).requires_grad_(False)
 
@@ -120,11 +122,3 @@ class EagleDraft(SharedBaseModules):
     def logits(self, features: Tensor) -> Tensor:
         """Features [..., H] → [..., V]."""
         return self.base_logits(features)
-
-    def to_target(self, ids: Tensor) -> Tensor:
-        """Columns of `logits` to token ids of the base: identical."""
-        return ids
-
-    def to_draft(self, ids: Tensor) -> Tensor:
-        """Token ids of the base to columns of `logits`: identical."""
-        return ids

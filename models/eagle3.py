@@ -122,7 +122,6 @@ class Eagle3Draft(SharedBaseModules):
         self.layers = nn.ModuleList([Eagle3Layer(config), *more])
         self.norm = nn.RMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=config.lm_head_bias)
-        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.ones(config.vocab_size, dtype=torch.bool))
 
     @classmethod
@@ -146,7 +145,7 @@ class Eagle3Draft(SharedBaseModules):
             if head.bias is not None:
                 draft.lm_head.bias.copy_(head.bias)
             start_norm(draft.norm, base)
-            draft.d2t.copy_(ids - torch.arange(len(ids)))
+            draft.set_draft_ids(ids)
             draft.t2d.zero_()[ids] = True
         return draft.attach(base)
 
@@ -173,11 +172,6 @@ class Eagle3Draft(SharedBaseModules):
     def layers_wanted(self) -> tuple[int, ...]:
         """Base layers (0-based) whose outputs `fuse` takes, in this order."""
         return self.config.aux_layers
-
-    @property
-    def draft_ids(self) -> Tensor:
-        """Token id of the base of each draft id [draft_vocab_size]."""
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def fuse(self, hidden: Tensor, aux: tuple[Tensor, ...] = ()) -> Tensor:
         """Features [B, n, H] from the outputs of `layers_wanted`, each [B, n, H]; `hidden` is not used."""
@@ -215,12 +209,3 @@ class Eagle3Draft(SharedBaseModules):
     def lm_head_input(self, features: Tensor) -> Tensor:
         """[..., H] → [..., H]: input of the head, from the features that `forward` returns."""
         return features if self.config.norm_output else self.norm(features)
-
-    def to_target(self, ids: Tensor) -> Tensor:
-        return ids + self.d2t[ids]
-
-    def to_draft(self, ids: Tensor) -> Tensor:
-        """Token ids of the base to draft ids; −100 for tokens outside the draft vocabulary."""
-        draft_ids = torch.full(self.t2d.shape, -100, device=self.t2d.device)
-        draft_ids[self.draft_ids] = torch.arange(len(self.d2t), device=self.t2d.device)
-        return draft_ids[ids]

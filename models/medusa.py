@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.draft_vocabulary import DraftVocabulary
 from models.logits import Head, apply_logit_rule
 from speculoos.errors import BadInput
 
@@ -58,7 +59,7 @@ class ResBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(DraftVocabulary):
     """All heads of one base. Tied heads use the base's current lm_head (also if packed) and do not store it. The base's
     logit rule is applied to the output of every head."""
 
@@ -74,8 +75,7 @@ class MedusaHeads(nn.Module):
             for _ in range(config.medusa_num_heads)
         )
         self.lm_heads = nn.ModuleList(nn.Linear(h, rows, bias=config.lm_head_bias) for _ in range(config.matrices))
-        if config.draft_vocab_size:
-            self.register_buffer("d2t", torch.zeros(rows, dtype=torch.int64))
+        self.add_draft_vocabulary(config.draft_vocab_size)
         self._base = (base,)  # in a tuple: not a submodule
         self.rule = base.logit_rule
         self.to(device=base.device, dtype=base.dtype)
@@ -89,7 +89,7 @@ class MedusaHeads(nn.Module):
         heads = cls(replace(config, lm_head_bias=own.bias is not None), base)
         with torch.no_grad():
             if draft_ids is not None:
-                heads.d2t.copy_(draft_ids.to(heads.d2t.device) - torch.arange(len(draft_ids), device=heads.d2t.device))
+                heads.set_draft_ids(draft_ids)
                 own = own.rows(draft_ids)
             for linear in heads.lm_heads:
                 linear.weight.copy_(own.weight)
@@ -120,16 +120,6 @@ class MedusaHeads(nn.Module):
         """Output matrix [columns, H], bias and logit rule of head i."""
         linear = self.output(i)
         return Head(linear.weight, linear.bias, self.rule)
-
-    @property
-    def draft_ids(self) -> Tensor:
-        """Token id of the base of each column."""
-        if not self.config.draft_vocab_size:
-            return torch.arange(self.config.vocab_size)
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
-
-    def to_target(self, ids: Tensor) -> Tensor:
-        return ids + self.d2t[ids] if self.config.draft_vocab_size else ids
 
     def features(self, i: int, hidden: Tensor) -> Tensor:
         """[..., H] → [..., H]: input of the output matrix of head i."""

@@ -128,8 +128,7 @@ class DFlashMethod(nn.Module):
 
     def _columns(self, features: dict[str, Tensor], row: Tensor, position: Tensor) -> Tensor:
         """Columns [n, depth] of the labels; −100 where there is none."""
-        labels = features["labels"][row, position]
-        return torch.where(labels >= 0, self.draft.to_draft(labels.clamp(min=0)), -100)
+        return self.draft.to_draft(features["labels"][row, position])
 
     def _outputs(self, features: dict[str, Tensor], row: Tensor, position: Tensor) -> Tensor:
         """[n, depth, H]: the head's input at positions 1 … depth of the blocks at anchors t+1."""

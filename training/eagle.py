@@ -110,7 +110,7 @@ def unrolled_hits(
     row, position = features["row"], features["position"]
     labels = features["labels"][row, position][:, :depth]
     backend, x, ranks = ChainBackend(), fused, []
-    columns = torch.where(labels >= 0, draft.to_draft(labels.clamp(min=0)), -100)
+    columns = draft.to_draft(labels)
     for step in range(depth):
         tokens, positions = next_tokens(features["input_ids"], step)
         x = draft(x, tokens, positions, backend)

@@ -138,7 +138,7 @@ class Eagle3Method(nn.Module):
 
     def _dpace_weights(self, x: Tensor, head: Head, labels: Tensor, counted: Tensor) -> Tensor:
         """Weights of the rows of x, which are the `counted` positions [N, steps] of one step after the other."""
-        columns = torch.where(labels >= 0, self.draft.to_draft(labels.clamp(min=0)), -100)
+        columns = self.draft.to_draft(labels)
         losses = torch.full(counted.shape, torch.inf, device=x.device)
         losses.T[counted.T] = label_losses(x, head, columns.T[counted.T])
         return dpace_weights(losses, counted, self.dpace_alpha).T[counted.T]

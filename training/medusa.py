@@ -67,9 +67,6 @@ class MedusaMethod(nn.Module):
         decayed = [config.medusa_coefficient * config.medusa_decay**i for i in heads]
         self.dpace_alpha = config.dpace_alpha if config.medusa_loss == "dpace" else 0.0
         self.weights = decayed if config.medusa_loss == "decayed" else [1.0 for _ in heads]
-        columns = torch.full((base.vocab_size,), -100)
-        columns[self.draft.draft_ids.cpu()] = torch.arange(len(self.draft.draft_ids))
-        self._columns = (columns.to(base.device),)
         self._shared = (base.head.to(torch.float32),) if self.draft.config.matrices == 0 else ()
 
     def required_states(self, batch: Batch) -> RequiredStates:
@@ -84,8 +81,8 @@ class MedusaMethod(nn.Module):
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         labels = labels[row, position]
         hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
-        columns = torch.where(labels >= 0, self._columns[0][labels.clamp(min=0)], -100)
-        features = {"hidden": hidden[row, position], "columns": columns, "valid": labels >= 0}
+        columns, valid = self.draft.to_draft(labels), labels >= 0
+        features = {"hidden": hidden[row, position], "columns": columns, "valid": valid}
         return {**features, "row": row, "position": position}
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:

@@ -134,7 +134,7 @@ class PEagleMethod(nn.Module):
         """Ranks of the labels at every position and depth."""
         labels = _labels(features)
         reached = labels >= 0
-        columns = torch.where(reached, self.draft.to_draft(labels.clamp(min=0)), -100)
+        columns = self.draft.to_draft(labels)
         ranks = torch.zeros_like(labels)
         for depth, x in enumerate(self._rollouts(features, reached)):
             chosen = reached[:, depth]

@@ -65,11 +65,11 @@ class PackedBlockRunner:
         self._context = _pack_context(draft.layers, config, dtype)
         self._layers = [pack_draft_layer_inplace(layer, config, dtype) for layer in draft.layers]
         self._heads, self._norm = self._layers[0].heads, norm_of(draft.norm, dtype=dtype)
-        self._d2t = None
+        self._d2t = draft.d2t
         if draft.lm_head is None:  # the base model's, in its precision
             self._head, self._head_dtype = base.lm_head, base.dtype
         else:
-            self._head, self._head_dtype, self._d2t = pack_linear_inplace(draft, "lm_head", dtype), dtype, draft.d2t
+            self._head, self._head_dtype = pack_linear_inplace(draft, "lm_head", dtype), dtype
         self.device, self.size = self._embedding.weight.device, config.block_size
         ids = torch.full((self.size,), config.mask_token_id, device=self.device)
         self._masks = F.embedding(ids, self._embedding.weight).to(dtype)

@@ -79,10 +79,11 @@ class PackedRunner:
         self._norm = norm_of(draft.norm, dtype=dtype)
         self._norms_output = not self._fuses or draft.config.norm_output
         self._fused_norm = _fused_norm(draft, dtype) if self._fuses and draft.norms_features else None
+        self._d2t = draft.d2t
         if self._fuses:
-            self._head, self._head_dtype, self._d2t = pack_linear_inplace(draft, "lm_head", dtype), dtype, draft.d2t
+            self._head, self._head_dtype = pack_linear_inplace(draft, "lm_head", dtype), dtype
         else:  # the base model's, in its precision, because a fast base model's lm_head computes the final logits
-            self._head, self._head_dtype, self._d2t = draft._base[0].lm_head, draft._base[0].dtype, None
+            self._head, self._head_dtype = draft._base[0].lm_head, draft._base[0].dtype
         shape, self.device = draft.config, self._embedding.weight.device
         self.rotations = draft_rotations(self._heads.dim, shape.rope_theta, self.device, shape.rope_scaling)
 

@@ -108,7 +108,9 @@ class TrainConfig(BaseModel):
         0.5, "Max gradient norm; larger ones are scaled down; 0: no limit.", 0, 1e9, label="Max gradient norm"
     )
     draft_path: str = setting(
-        "", "Folder to start from: a draft, or any small model for a standalone draft.", label="Start from"
+        "",
+        "Folder to start from: a draft, whose sizes and vocabulary stay, or any small model for a standalone draft.",
+        label="Start from",
     )
     seed: int = setting(0, "Random seed of the held-out split, the data order and all sampling.", 0, 2**31 - 1)
     # precision and device
