@@ -44,25 +44,25 @@ def race(questions: Path, limit: int) -> dict[str, Any]:
     rows = spread_over_categories(read_questions(questions), 2 * limit)
     rows.sort(key=lambda row: row.get("category") or "")
     prompts = prompts_of(base, rows, target.max_length - MAX_TOKENS)
-    known, asked, space = prompts[::2], prompts[1::2], tuning_space(head)
-    curves = measure_curves(target, head, space, known, MAX_TOKENS, lambda note: None)
+    tuned_on, measured_on, space = prompts[::2], prompts[1::2], tuning_space(head)
+    curves = measure_curves(target, head, space, tuned_on, MAX_TOKENS, lambda note: None)
     trees: dict[int, DraftShape] = {}  # of each size the one with the highest τ; the fastest is known only with costs
     for shape in sorted(curves.trees(), key=lambda shape: -shape.tau):
         trees.setdefault(shape.nodes, shape)
     shapes = [DraftShape("plain"), *curves.chains(), *(trees[nodes] for nodes in sorted(trees))]
     drafters = [make_drafter(target)] + [make_drafter(target, head, shape.options) for shape in shapes[1:]]
     answers: list[list[list[Step]]] = [[] for _ in shapes]
-    text = (known[0] * PLAN_TEXT_TOKENS)[: min(PLAN_TEXT_TOKENS, target.max_length // 2)]
+    text = (tuned_on[0] * PLAN_TEXT_TOKENS)[: min(PLAN_TEXT_TOKENS, target.max_length // 2)]
     meter = Meter(target, text, head, space, batches=(1,), layers=())
     meter.round()
     meter.times.clear()
-    for number, prompt in enumerate(asked, 1):
+    for number, prompt in enumerate(measured_on, 1):
         pairs = list(zip(drafters, answers, strict=True))
         for drafter, taken in pairs if number % 2 else reversed(pairs):
             target.rewind(0)
             taken.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=MAX_TOKENS))))
         meter.round()
-        print(f"{number}/{len(asked)} questions", file=sys.stderr)
+        print(f"{number}/{len(measured_on)} questions", file=sys.stderr)
     costs = meter.costs()
     results = [compared(shape, taken, costs) for shape, taken in zip(shapes, answers, strict=True)]
     worst = max(abs(row["error"]) for row in results)

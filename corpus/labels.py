@@ -10,7 +10,7 @@ from corpus.conversations import EXACT, Conversation
 from corpus.replies import Reply
 from models.chat import after_answer, render
 
-ABSENT, RANGE, TEXT_MISMATCH, PROMPT = "no ids said", "unknown ids", "ids of another text", "ids of another prompt"
+ABSENT, RANGE, TEXT_MISMATCH, PROMPT = "no ids", "unknown ids", "ids of another text", "ids of another prompt"
 """Kinds of rows without exact labels."""
 LABEL_PROBLEMS = {
     RANGE: "the endpoint sends token ids that the base's tokenizer does not have",

@@ -55,8 +55,8 @@ class _Session:
     options: ServedRequest
     reporter: Reporter
     server: str = ""
-    asked: str = ""
-    """Name of the endpoint that was asked last."""
+    endpoint_name: str = ""
+    """Of the endpoint that got the last request."""
     counters_before: PublishedAcceptance | None = None
     """The server's counters after the last answer; None if it has none."""
     answers: list[ServedAnswer] = field(default_factory=list)
@@ -100,7 +100,7 @@ def evaluate_served(
         reporter.progress(number, total, "questions")
         check_stop(reporter)
     if not session.answers:
-        raise Unavailable(f"{session.asked} answered no question: {session.failed[0]['reason']}")
+        raise Unavailable(f"{session.endpoint_name} answered no question: {session.failed[0]['reason']}")
     result = _result(session)
     if not concurrency:
         return result
@@ -152,7 +152,9 @@ def _question(session: _Session, row: dict[str, Any]) -> None:
         session.failed.append({"id": chat.id, "reason": reason})
         session.reporter.log(f"{chat.id}: left out, {reason}", "warning")
         if not session.answers and len(session.failed) >= FAILED_IN_A_ROW:
-            raise Unavailable(f"{session.asked} does not answer: {reason}", "See its log, then retry.") from None
+            raise Unavailable(
+                f"{session.endpoint_name} does not answer: {reason}", "See its log, then retry."
+            ) from None
 
 
 def _turn(session: _Session, chat: Conversation) -> None:
@@ -174,7 +176,7 @@ def _turn(session: _Session, chat: Conversation) -> None:
 
 def _complete(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
     """(text, tokens, seconds of the successful request, whole response)."""
-    session.asked = pool.servers[0].endpoint.name
+    session.endpoint_name = pool.servers[0].endpoint.name
     fields = _fields(session, chat.messages(), chat.id, len(chat.answers))
     reply, _ = pool.create_completion(threading.Event(), **fields)
     return reply.text, reply.tokens, reply.seconds, reply.body

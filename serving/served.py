@@ -61,8 +61,8 @@ class ServedResponse:
         self._fields["choices"] = [self._fields.get("choices", [{}])[0] | choice]
         self.finish = choice.get("finish_reason") or self.finish
         delta = choice.get("delta") or {}
-        said = [delta.get(key) for key in (*REASONING, "content")]
-        content = "".join(text for text in said if isinstance(text, str))
+        parts = [delta.get(key) for key in (*REASONING, "content")]
+        content = "".join(text for text in parts if isinstance(text, str))
         record = self._own_record(chunk) or self._record(content, choice.get("logprobs"))
         self.text += content
         if len(self.text) > MAX_CHARACTERS:

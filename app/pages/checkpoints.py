@@ -68,7 +68,7 @@ class CheckpointPanel:
         head, links = block(elem_id="checkpoint-head"), block(elem_id="checkpoint-links")
         with gr.Tabs(elem_id="checkpoint-tabs"):
             with gr.Tab(t("Downloads"), elem_id="checkpoint-tab-downloads"):
-                exports, message = export_list("checkpoint-exports"), block(elem_id="checkpoint-export-said")
+                exports, message = export_list("checkpoint-exports"), block(elem_id="checkpoint-export-message")
             with gr.Tab(t("Evaluations"), elem_id="checkpoint-tab-evaluations"):
                 evaluations = block(elem_id="checkpoint-evaluations")
                 with gr.Column(visible=False) as measured:

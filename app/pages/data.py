@@ -96,7 +96,7 @@ class BuiltInSets:
                 with gr.Row(elem_classes="sp-offer"):
                     offers.append(block(offer(built_in), elem_id=f"data-offer-{name}"))
                     buttons.append(gr.Button(t("Add"), elem_id=f"data-add-{name}", **SMALL))
-            message = block(elem_id="data-said-builtin")
+            message = block(elem_id="data-message-builtin")
         on_load(self.opened, [box, *offers])
         for name, button in zip(BUILT_IN, buttons, strict=True):
             on_event_open(button.click, partial(self.add, name), None, message)

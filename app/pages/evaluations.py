@@ -137,7 +137,7 @@ class EvaluationPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
         self.one = export_list("evaluation-one", KEEP_FOCUS)
-        message = block(elem_id="evaluation-steps-said")
+        message = block(elem_id="evaluation-steps-message")
         self.live, self.outputs = [self.one], [message]
         on_event_open(self.one.make, self.show_steps, chosen, message)
 

@@ -85,7 +85,7 @@ class ExperimentPanel:
         section(t("τ by training tokens"))
         self.curves = live("experiment-curves")
         section(t("Jobs"))
-        self.message = block(elem_id="experiment-bulk-said")
+        self.message = block(elem_id="experiment-bulk-message")
         self.jobs = picker("experiment-jobs", bulk=True)
         self.live = [self.head, self.figures, self.curves, self.jobs]
         self.outputs = [self.message]

@@ -82,7 +82,7 @@ class GuidedPage:
             )
             block(tag("p", safe(t(STEPS)), class_="sp-lead"))
             self.note = block(elem_id="guided-note")
-            message = block(elem_id="guided-said")
+            message = block(elem_id="guided-message")
             start = gr.Button(t("Start"), variant="primary", elem_id="guided-start", **SMALL)
         run = [live("guided-run"), self.form]
         live_page(settings, "guided", now, draw, run, lambda query: (query.get("experiment") or "")[:64])

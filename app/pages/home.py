@@ -34,7 +34,7 @@ LEAD = N_("A small draft proposes tokens, the base model verifies them in one pa
 
 def build(settings: Settings) -> None:
     page_header(t("Speculative decoding, end to end"), t(LEAD))
-    work, message = live("home-work"), block(elem_id="home-said")
+    work, message = live("home-work"), block(elem_id="home-message")
     label = t("Run the quickstart: a draft for the starter in {n} minutes", n=QUICKSTART_MINUTES)
     start = gr.Button(label, elem_id="home-quickstart", visible=False, **SMALL)
     live_page(settings, "home", now, draw, [work, start])

@@ -123,7 +123,7 @@ class JobPanel:
             self.cancel = gr.Button(t("Cancel"), elem_id="job-cancel", variant="stop", visible=False, **SMALL)
             self.retry = gr.Button(t("Retry"), elem_id="job-retry", variant="primary", visible=False, **SMALL)
             self.clone = gr.Button(t("Clone"), elem_id="job-clone", **SMALL)
-        self.message = block(elem_id="job-action-said")
+        self.message = block(elem_id="job-action-message")
         with gr.Tabs(elem_id="job-tabs") as self.tabs:
             with gr.Tab(t("Charts"), id="charts", elem_id="job-tab-charts"):
                 charts = block(elem_id="job-charts")

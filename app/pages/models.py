@@ -92,7 +92,7 @@ def build_add(settings: Settings) -> None:
             placeholder, info = HINTS["hub"]
             location = one_line(t("Location"), "models-location", placeholder=placeholder, info=t(info), scale=3)
             name = one_line(t("Name (optional)"), "models-new-name", info=t("Name shown on pages."), scale=2)
-        message = block(elem_id="models-said")
+        message = block(elem_id="models-message")
         add = gr.Button(t("Add model"), variant="primary", elem_id="models-submit", **SMALL)
     source.change(hint, source, location, **QUIET)
     values = [source, location, name]

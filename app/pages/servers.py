@@ -40,7 +40,7 @@ MAIN = ("engine", "tokens")
 def build(settings: Settings) -> None:
     page_header(t("Servers"), t(LEAD))
     form = _form(settings)
-    message = block(elem_id="servers-said")
+    message = block(elem_id="servers-message")
     listed = picker("servers-table", bulk=True)
     section(t("Installed servers"))
     engines = picker("servers-engines", bulk=True)

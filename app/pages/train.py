@@ -114,7 +114,7 @@ class TrainPage:
         self.measure = gr.Checkbox(
             True, label=t("Evaluate on 20 built-in questions afterwards"), elem_id="train-measure"
         )
-        self.message = block(elem_id="train-said")
+        self.message = block(elem_id="train-message")
         self.start = gr.Button(t("Start training"), variant="primary", elem_id="train-start")
 
     def wire(self) -> None:

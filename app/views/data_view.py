@@ -221,4 +221,4 @@ def plain_row(row: Mapping[str, Any]) -> str:
 def _turn(message: Mapping[str, Any]) -> str:
     role = str(message.get("role", ""))
     text = tag("b", safe(role)) + tag("p", safe(message.get("content", "")))
-    return tag("div", text, class_="sp-said sp-said-answer" if role == "assistant" else "sp-said")
+    return tag("div", text, class_="sp-message sp-message-answer" if role == "assistant" else "sp-message")

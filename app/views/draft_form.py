@@ -69,7 +69,7 @@ class AddDraft:
                     elem_id="drafts-layout",
                     min_width=WIDE,
                 )
-            review, message = block(elem_id="drafts-review"), block(elem_id="drafts-said")
+            review, message = block(elem_id="drafts-review"), block(elem_id="drafts-message")
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button(t("Add draft"), variant="primary", elem_id="drafts-submit", **SMALL)
         fields = [self.source, self.base, self.location, files, layout, name]

@@ -79,7 +79,7 @@ class ImportForm:
                 detected, fields = [(t(RECOGNIZED), "")], []
                 for field, words in FIELDS.items():
                     fields.append(dropdown(detected, value="", label=t(words), elem_id=f"data-field-{field}"))
-            message = block(elem_id="data-said-import")
+            message = block(elem_id="data-message-import")
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button(t("Import"), variant="primary", elem_id="data-submit", **SMALL)
                 first = gr.Button(t("Preview rows"), elem_id="data-first", **SMALL)

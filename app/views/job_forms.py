@@ -43,7 +43,7 @@ class JobForm:
     ):
         self.settings, self.fields, self.request_of, self.note = settings, fields, request_of, note
         self.name = one_line(t("Name (optional)"), f"{prefix}-name", max_length=200, visible=named)
-        self.review, self.message = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
+        self.review, self.message = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-message")
         start = gr.Button(words, variant="primary", elem_id=f"{prefix}-start", **SMALL)
         self.inputs = [self.name, *fields.values()]
         shown = {name: field for name, field in fields.items() if HIDDEN not in field.elem_classes}

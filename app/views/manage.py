@@ -40,7 +40,7 @@ class Manage:
                 self.save = gr.Button(t("Save"), elem_id=f"{word}-save", **SMALL)
                 words = t("Delete this {word}", word=t(word))
                 delete = gr.Button(words, elem_id=f"{word}-delete", variant="stop", **SMALL)
-            self.message = block(elem_id=f"{word}-said")
+            self.message = block(elem_id=f"{word}-message")
             self.confirm, question, self.really = confirmation_dialog(word)
         self.outputs = [self.name, self.note, self.message, self.confirm]
         delete.click(self._ask, chosen, [question, self.confirm], **QUIET)

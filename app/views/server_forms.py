@@ -30,15 +30,15 @@ SECRET = {"type": "password", "max_length": servers.LONGEST_SECRET}
 def build_servers(settings: Settings) -> None:
     """The forms; on a shared server only what is set."""
     section(t("Hugging Face token"), t("For gated models and datasets of the Hugging Face Hub. The next job uses it."))
-    said = block(elem_id="hub-said")
-    on_load(partial(hub_state, settings), said)
+    hub_message = block(elem_id="hub-message")
+    on_load(partial(hub_state, settings), hub_message)
     if not settings.is_shared:
         token = one_line(t("Token"), "hub-token", placeholder="hf_…", **SECRET)
         keep, forget = _buttons("hub", t("Save token"), t("Delete token"))
-        gr.on([keep.click, token.submit], partial(save_token, settings), token, [said, token], **QUIET)
-        forget.click(partial(delete_token, settings), None, said, **QUIET)
+        gr.on([keep.click, token.submit], partial(save_token, settings), token, [hub_message, token], **QUIET)
+        forget.click(partial(delete_token, settings), None, hub_message, **QUIET)
     section(t("Servers"), t(SERVERS))
-    listed, message = block(elem_id="servers-list"), block(elem_id="servers-said")
+    listed, message = block(elem_id="servers-list"), block(elem_id="servers-message")
     if settings.is_shared:
         on_load(lambda: [servers_view(settings)[0], notice(t(servers.SHARED))], [listed, message])
         return

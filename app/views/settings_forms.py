@@ -66,7 +66,7 @@ def _build_name(sessions: Sessions) -> None:
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         name = one_line(t("Your name on jobs"), "settings-user", max_length=LONGEST_USER)
     save = gr.Button(t("Save name"), elem_id="settings-user-save", **SMALL)
-    message = block(elem_id="settings-user-said")
+    message = block(elem_id="settings-user-message")
 
     def shown(request: gr.Request) -> str:
         visitor = visitor_of(request)
@@ -95,7 +95,7 @@ def build_webhook(settings: Settings) -> None:
         keep = gr.Button(t("Save"), variant="primary", elem_id="webhook-keep", **SMALL)
         test = gr.Button(t("Send test"), elem_id="webhook-test", **SMALL)
         forget = gr.Button(t("Delete"), variant="stop", elem_id="webhook-forget", **SMALL)
-    message = block(elem_id="webhook-said")
+    message = block(elem_id="webhook-message")
     on_load(partial(webhook_state, settings), message)
     for event in (keep.click, url.submit):
         event(partial(save_webhook, settings), url, [message, url], **QUIET)
@@ -132,7 +132,7 @@ class RulesForm:
         section(t("Retention"), t(KEEPING))
         with gr.Row(elem_classes="sp-settings"):
             fields = [self._field(name) for name in RETENTION]
-        message = block(elem_id="rules-said")
+        message = block(elem_id="rules-message")
         save = gr.Button(t("Save"), variant="primary", elem_id="rules-save", **SMALL)
         on_load(self.values, fields)
         save.click(self.submit, fields, message, **QUIET)
@@ -163,7 +163,7 @@ def build_keys(settings: Settings) -> None:
     with gr.Row(elem_classes="sp-buttons"):
         make = gr.Button(t("Create key"), variant="primary", elem_id="keys-make", **SMALL)
         revoke = gr.Button(t("Revoke"), variant="stop", elem_id="keys-revoke", **SMALL)
-    message = block(elem_id="keys-said")
+    message = block(elem_id="keys-message")
     secret = one_line(t("The new key"), "keys-secret", interactive=False, visible=False, buttons=["copy"])
     shown = [listed, doomed]
     on_load(partial(keys_view, settings), shown)

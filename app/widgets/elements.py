@@ -69,8 +69,8 @@ def notice(
     """One sentence in a colored strip with a sign, and `more` sentences with links; `link` must be a URL of this
     application."""
     words = []
-    for said, to, name in ((text, link, link_text), *more):
-        words += [safe_with_code(said), tag("a", safe(name or to), href=to) if to else ""]
+    for sentence, to, name in ((text, link, link_text), *more):
+        words += [safe_with_code(sentence), tag("a", safe(name or to), href=to) if to else ""]
     sign = tag("span", SIGNS[tone], class_="sp-sign", aria_hidden="true")
     role = "alert" if tone == "bad" else "status"
     return tag("div", sign + tag("span", " ".join(words).rstrip()), class_=f"sp-notice sp-{tone}", role=role)

@@ -131,7 +131,7 @@ class ListPage:
         """Components shown while no row is open; the list comes last."""
         with gr.Column(elem_id=f"{self.what.page}-listing") as self.list:
             yield
-            self.said = block(elem_id=f"{self.what.page}-bulk-said")
+            self.bulk_message = block(elem_id=f"{self.what.page}-bulk-message")
             self.fields = self.what.fields()
             self.table = picker(f"{self.what.page}-table", main=True, bulk=self.what.bulk)
 
@@ -161,7 +161,7 @@ class ListPage:
     def on_bulk(self, actions: Mapping[str, Action]) -> None:
         """Run an action on the selected rows when its button is pressed."""
         redraw, inputs, outputs = self.again
-        on_bulk(self.table, actions, self.said).then(redraw, inputs, outputs, **QUIET)
+        on_bulk(self.table, actions, self.bulk_message).then(redraw, inputs, outputs, **QUIET)
 
     @property
     def again(self) -> tuple[Callable[..., list[Any]], list[Any], list[Any]]:

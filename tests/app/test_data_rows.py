@@ -47,7 +47,7 @@ def test_a_preview_shows_what_is_learned_and_hostile_text_literally(tmp_path):
 def test_without_a_preview_answers_are_marked_by_their_role(tmp_path):
     write_shard(tmp_path, [conversation(1)])
     html = preview(rows_from(tmp_path).rows, masked_rows(tmp_path))
-    assert html.count("sp-said-answer") == 1
+    assert html.count("sp-message-answer") == 1
     assert "<img" not in html
 
 
@@ -109,7 +109,7 @@ def test_a_page_is_full_whatever_the_shards_and_the_preview_hold(home: Settings)
         pages.append(turn(data_id, "", pages[-1][-1]))
     first, second, third = ([f"row-{n}" for n in part] for part in (range(8), range(8, 16), range(16, 20)))
     assert [re.findall("<h3><span>(row-[0-9]+)", page[0]) for page in pages] == [first, second, third, second, first]
-    assert pages[0][0].count("sp-in-loss") == 2 and pages[0][0].count("sp-said-answer") == 7
+    assert pages[0][0].count("sp-in-loss") == 2 and pages[0][0].count("sp-message-answer") == 7
     assert [page[2].visible for page in pages] == [True, True, False, True, True]
 
 

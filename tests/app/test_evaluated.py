@@ -162,7 +162,7 @@ def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_butto
     replayed |= {"replayed": {"file": NASTY, "rows": 12}, "projected_speedup": 1.7}
     with writing(home) as rows:
         links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
-        rows.add(Dataset(id="said", name="-said", kind="conversations", state="ready"))
+        rows.add(Dataset(id="said", name="-message", kind="conversations", state="ready"))
         asked = ReplayRequest(base_id="base", checkpoint_id="heads", dataset_id="said", limit=12).to_json()
         rows.add(Evaluation(id="two", name="two", result=replayed, config=asked, **links))
         job = Job(kind="replay", queue="gpu", name="two", request={"evaluation_id": "two"})
@@ -179,7 +179,7 @@ def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_butto
         ):
             assert words in html, words
         assert "<img" not in html and "Speedup" not in html
-        assert "speculoos replay run --draft tiny@heads --limit 12 -- -said" in html
+        assert "speculoos replay run --draft tiny@heads --limit 12 -- -message" in html
     assert page.count("data-make=") == 1 and "data-make" not in of_job
 
 

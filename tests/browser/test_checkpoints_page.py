@@ -58,7 +58,7 @@ def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
     expect(name).to_have_value("typed at once")
     page.locator("#draft-note textarea, #draft-note input").fill("good on code")
     page.locator("#draft-save").click()
-    expect(page.locator("#draft-said")).to_contain_text("Saved")
+    expect(page.locator("#draft-message")).to_contain_text("Saved")
     expect(page.locator("#checkpoint-head h1")).to_have_text("typed at once")
     page.reload()
     expect(page.locator("#checkpoint-head")).to_contain_text("good on code")

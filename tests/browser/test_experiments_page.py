@@ -55,7 +55,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     page.keyboard.type(NAME[5:])  # the list was drawn anew meanwhile
     expect(field).to_have_value(NAME)
     page.get_by_role("button", name="Add to experiment").click()
-    expect(page.locator("#jobs-bulk-said")).to_contain_text("Added to the experiment: 3.")
+    expect(page.locator("#jobs-bulk-message")).to_contain_text("Added to the experiment: 3.")
     open_drawn(page, address)
     expect(page.locator("#experiment-figures tbody tr")).to_have_count(3)
     expect(page.locator("#experiment-curves figure")).to_contain_text("τ by training tokens")
@@ -77,7 +77,7 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     page.get_by_role("checkbox", name="Select Train wild", exact=True).check()
     page.get_by_role("button", name="Remove from the experiment").click()
     page.get_by_role("button", name="Remove from the experiment? The jobs are not deleted.").click()
-    expect(page.locator("#experiment-bulk-said")).to_contain_text("Removed from the experiment: 1.")
+    expect(page.locator("#experiment-bulk-message")).to_contain_text("Removed from the experiment: 1.")
     expect(page.locator("#experiment-figures tbody tr")).to_have_count(2)
     page.locator("#experiment-manage button").first.click()
     page.locator("#experiment-note textarea").fill("<i>longer</i> is better")

@@ -109,7 +109,7 @@ def three(workbench: Workbench) -> Iterator[list[str]]:
 
 def test_jobs_are_cancelled_and_deleted_together(page: Page, workbench: Workbench, three: list[str]) -> None:
     open_page(page, f"{workbench.url}/runs?find=bulk")
-    bar, said = page.locator(".sp-bulk"), page.locator("#jobs-bulk-said")
+    bar, said = page.locator(".sp-bulk"), page.locator("#jobs-bulk-message")
     expect(rows(page)).to_have_count(3)
     expect(bar).to_be_hidden()
     page.get_by_label("Select bulk waits").check()
@@ -140,7 +140,7 @@ def test_checkpoints_are_deleted_together(page: Page, workbench: Workbench) -> N
     page.locator(".sp-bulk button", has_text="Select page").evaluate("(node) => node.click()")
     page.locator(".sp-bulk").get_by_role("button", name="Delete").click()
     page.locator(".sp-bulk").get_by_role("button", name="Delete permanently").click()
-    expect(page.locator("#checkpoints-bulk-said")).to_contain_text("Deleted: 2.")
+    expect(page.locator("#checkpoints-bulk-message")).to_contain_text("Deleted: 2.")
     with reading(workbench.settings) as session:
         assert all(session.get(Checkpoint, row_id) is None for row_id in ids)
     assert not any((workbench.settings.home / "checkpoints" / row_id).exists() for row_id in ids)

@@ -74,7 +74,7 @@ def test_a_printed_link_lets_one_browser_in_and_the_next_is_asked_for_another(
         expect(page.locator("#settings-access")).to_contain_text("Your login is valid until")
         page.locator("#settings-user input, #settings-user textarea").fill("Grace")
         page.locator("#settings-user-save").click()
-        expect(page.locator("#settings-user-said")).to_contain_text("Your next jobs show “Grace”")
+        expect(page.locator("#settings-user-message")).to_contain_text("Your next jobs show “Grace”")
         second = browser.new_context()
         other = second.new_page()
         assert other.goto(link).status == 401

@@ -85,7 +85,7 @@ def test_ids_are_kept_as_each_project_says_them(bench: Bench, form: str) -> None
 def test_a_server_that_says_none_is_asked_without_and_its_words_are_kept(bench: Bench, form: str) -> None:
     two, one = bench.answers(form, TURNS)
     assert "token_ids" not in two and one["messages"][-1]["content"] == "you said: quick"
-    assert bench.report["labels"] == {"no ids said": 2} and bench.report["failed"] == []
+    assert bench.report["labels"] == {"no ids": 2} and bench.report["failed"] == []
     forms = [body for body in bench.bodies if body.keys() & {"return_token_ids", "return_meta_info"}]
     assert len(forms) == len(TOKEN_ID_REQUESTS) and len(bench.bodies) == len(TOKEN_ID_REQUESTS) + 3, (
         "each form is tried once, on one token"
