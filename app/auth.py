@@ -86,8 +86,8 @@ class LoginHandler:
     async def by_form(self, request: Request, fields: dict[str, str]) -> Response:
         """Login with the form: the password or, if none is set, the printed link or its token."""
         secret, target, name = fields.get("password", ""), local_path(fields.get("next", "/")), fields.get("name", "")
-        given = {"password": secret} if self.settings.password else {"token": token_in(secret.strip())}
-        return await self._log_in(request, target, name, **given)
+        credentials = {"password": secret} if self.settings.password else {"token": token_in(secret.strip())}
+        return await self._log_in(request, target, name, **credentials)
 
     async def _log_in(
         self, request: Request, target: str, name: str = "", *, password: str = "", token: str = ""

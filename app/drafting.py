@@ -37,16 +37,16 @@ class TurnOptions:
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> "TurnOptions":
         """From the request of a stored run."""
-        given, first = request.get("speculation") or {}, next(iter(request["messages"]), {})
+        speculation, first = request.get("speculation") or {}, next(iter(request["messages"]), {})
         sampling = {name: request[name] for name in SAMPLING if name in request}
-        tree = given.get("tree")
-        options = {name: value for name, value in given.items() if name not in NON_TREE_OPTIONS}
+        tree = speculation.get("tree")
+        options = {name: value for name, value in speculation.items() if name not in NON_TREE_OPTIONS}
         return cls(
             **sampling,
             system=first["content"] if first.get("role") == "system" else "",
             tree=tree if isinstance(tree, str) else trees.editable_text(options) if options else "",
-            acceptance=str(given.get("acceptance") or EXACT),
-            probabilities=bool(given.get("probabilities")),
+            acceptance=str(speculation.get("acceptance") or EXACT),
+            probabilities=bool(speculation.get("probabilities")),
         )
 
     def parameters(self) -> dict[str, Any]:
@@ -56,13 +56,13 @@ class TurnOptions:
 
     def speculation(self, drafter: str = "") -> dict[str, Any]:
         """The `speculation` field of a request to the inference server; {} for the defaults."""
-        given = {
+        fields = {
             "drafter": drafter,
             "tree": self.tree.strip() if self.tree.strip() != trees.CHECKPOINT_OPTIONS else "",
             "acceptance": TYPICAL if self.acceptance == TYPICAL else "",
             "probabilities": self.probabilities,
         }
-        return {name: value for name, value in given.items() if value}
+        return {name: value for name, value in fields.items() if value}
 
 
 def check(session: Session, options: TurnOptions, model: str, drafter: str) -> None:

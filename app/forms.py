@@ -171,8 +171,9 @@ def train_request(
         raise BadInput("Data: choose conversations to train on; generate them on the Data page.")
     recipe = "" if recipe == OWN_SETTINGS else recipe
     start = config_for(method, recipe, {}).to_json()
-    given = {name: SETTINGS[name].default if value is None else value for name, value in values.items()}  # empty boxes
-    config = train_config(**{**start, **given}).to_json()
+    # An empty box is the default.
+    entered = {name: SETTINGS[name].default if value is None else value for name, value in values.items()}
+    config = train_config(**{**start, **entered}).to_json()
     changed = {name: value for name, value in config.items() if name in values and value != start[name]}
     rows = {"base_id": base_id, "dataset_id": first, "more_dataset_ids": more}
     filled = {name: value for name, value in options.items() if value is not None}

@@ -124,11 +124,11 @@ class ServedResponse:
         if self.server != "speculoos" or not isinstance(chunk.get("speculation"), dict):
             return None
         try:
-            step, given = Step.of_record(chunk["speculation"]), chunk["speculation"]
+            step, fields = Step.of_record(chunk["speculation"]), chunk["speculation"]
             record = step.record()
-            for token, shown in zip(record["tokens"], given["tokens"], strict=True):
+            for token, shown in zip(record["tokens"], fields["tokens"], strict=True):
                 token |= {key: shown[key] for key in ("text", "origins") if key in shown}
-            record["draft"]["texts"] = [str(text) for text in given["draft"]["texts"]]
+            record["draft"]["texts"] = [str(text) for text in fields["draft"]["texts"]]
         except (SpeculoosError, KeyError, TypeError, ValueError):
             return None
         self.origins = "known"

@@ -59,9 +59,9 @@ def build(settings: Settings) -> None:
         with reading(settings) as session:
             choices = targets.all_targets(session) + targets.servers(settings)
         query = dict(request.query_params)
-        values, text, given = opening(settings, query, choices)
+        values, text, options_in_url = opening(settings, query, choices)
         dropdown = gr.Dropdown(choices=choices, value=values)
-        return dropdown, text, recent(settings), *option_values(given)
+        return dropdown, text, recent(settings), *option_values(options_in_url)
 
     @show_errors("")
     def started(values: list[str] | None, text: str, *fields: Any) -> tuple[str, str]:
@@ -85,8 +85,8 @@ def opening(
         columns = runs.group_runs(session, query.get("comparison", ""))
     if not columns:
         chosen = [v for v in query.get("models", "").split(",") if v in known]
-        given = TurnOptions(tree=query.get("tree", "")[: trees.MAX_CHARACTERS])
-        return chosen or known[:2], query.get("prompt", "")[:2000], given
+        options_in_url = TurnOptions(tree=query.get("tree", "")[: trees.MAX_CHARACTERS])
+        return chosen or known[:2], query.get("prompt", "")[:2000], options_in_url
     values = [value for run in columns if (value := targets.value_of(run)) in known]
     used = [TurnOptions.of(run.request) for run in columns]
     prompt = columns[0].request["messages"][-1]["content"]

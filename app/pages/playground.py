@@ -47,8 +47,8 @@ def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
         base = base_name if base_name in names else next(iter(names), "")
         wanted = draft if model and base == base_name else None
         drafts, draft, off = drafts_of_base(session, base, wanted)
-    given = TurnOptions(tree=query.get("tree", "")[: trees.MAX_CHARACTERS])
-    options = TurnOptions.of(last.request) if last else given
+    options_in_url = TurnOptions(tree=query.get("tree", "")[: trees.MAX_CHARACTERS])
+    options = TurnOptions.of(last.request) if last else options_in_url
     known_chat, prompt = query.get("chat", "") if chat else "", query.get("prompt", "")[:2000]
     return PlaygroundLink(base, draft, bases, drafts, off, known_chat, prompt, options)
 

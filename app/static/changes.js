@@ -3,7 +3,7 @@
 // hidden tabs are not polled.
 import { el } from "./dom.js";
 import { onElement } from "./shell.js";
-import { ask } from "./stream.js";
+import { fetchJSON } from "./stream.js";
 
 const FIRST = 1000, GROWTH = 1.5;
 const MARK = " # ";  // app/widgets/list_page.py, DRAWN
@@ -22,7 +22,7 @@ async function poll() {
   try {
     const id = field(page?.dataset.chosen);
     const query = new URLSearchParams({ page: page?.dataset.page || "", id, strip: tag });
-    const found = await ask(`/api/changes?${query}`);
+    const found = await fetchJSON(`/api/changes?${query}`);
     maxPause = found.wait * 1000;
     if (found.strip) drawStrip(found.strip);
     changed = isStale(found.page, id);

@@ -2,7 +2,7 @@
 import { NARROW, allow, button, el, listenToKeys, notice, onceAFrame, setAddress, t } from "./dom.js";
 import { onElement } from "./shell.js";
 import { Side } from "./side.js";
-import { ask, askOrShow, follow } from "./stream.js";
+import { fetchJSON, fetchOrShow, follow } from "./stream.js";
 import * as trace from "./trace.js";
 import { Turn } from "./turn.js";
 
@@ -56,7 +56,7 @@ class ChatPage {
     this.chosen = chosen;
     if (id !== this.chat) this.clear();
     this.goTo(id);
-    const chat = await askOrShow(this.conversation, `/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen)}`);
+    const chat = await fetchOrShow(this.conversation, `/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen)}`);
     if (chat) this.showTurns(chat.turns);
     if (chat?.turns.length === 0) this.conversation.replaceChildren(notice(t("This chat was deleted. Start a new one."), "info"), this.empty);
   }
@@ -173,12 +173,12 @@ class ChatPage {
   }
 
   // Sends a request about a turn, below which an error is shown; undefined then.
-  send(turn, path, method = "POST") { return askOrShow(turn.notes, `/api/runs/${turn.id}${path}`, method); }
+  send(turn, path, method = "POST") { return fetchOrShow(turn.notes, `/api/runs/${turn.id}${path}`, method); }
 
   // `again`: repeat a noisy measurement.
   async measurePlain(again = false) {
     const turn = this.focused, failed = (error) => ({ ended: true, error: error.message, summary: {} });
-    turn.plain = await ask(`/api/runs/${turn.id}/plain?again=${again}`, "POST").catch(failed);
+    turn.plain = await fetchJSON(`/api/runs/${turn.id}/plain?again=${again}`, "POST").catch(failed);
     this.followPlain(turn);
     this.changed(turn);
   }

@@ -1,7 +1,7 @@
 // The Compare page: one column per target, each measured alone, one after another; then their differences.
 import { allow, button, el, listenToKeys, notice, number, onceAFrame, setAddress, sureButton, term, t } from "./dom.js";
 import { onElement } from "./shell.js";
-import { askOrShow } from "./stream.js";
+import { fetchOrShow } from "./stream.js";
 import { LiveRun } from "./tokens.js";
 import * as trace from "./trace.js";
 
@@ -103,7 +103,7 @@ class ComparePage {
     this.id = id;
     setAddress({ comparison: id });
     this.root.replaceChildren();
-    const found = await this.ask(this.root);
+    const found = await this.fetch(this.root);
     if (!found || turn !== this.turn) return;
     const order = found.columns.map((view) => view.created_at).sort();
     this.columns = found.columns.map((view, i) => new Column(view, this, i, order.indexOf(view.created_at)));
@@ -124,7 +124,7 @@ class ComparePage {
   }
 
   async remove() {
-    if (!await this.ask(this.tools, "DELETE")) return;
+    if (!await this.fetch(this.tools, "DELETE")) return;
     document.querySelector(`#recent a[href$="comparison=${CSS.escape(this.id)}"]`)?.closest("li").remove();
     this.turn++;
     this.columns = [];
@@ -133,10 +133,10 @@ class ComparePage {
     this.empty(t("Deleted"));
   }
 
-  ask(box, method) { return askOrShow(box, `/api/comparisons/${encodeURIComponent(this.id)}`, method); }
+  fetch(box, method) { return fetchOrShow(box, `/api/comparisons/${encodeURIComponent(this.id)}`, method); }
 
   async finish() {
-    const found = await this.ask(this.tools);
+    const found = await this.fetch(this.tools);
     if (!found) return;
     const complete = found.columns.every((view) => view.state === "SUCCEEDED");
     const missing = found.columns.findIndex((view) => view.state !== "SUCCEEDED");
@@ -182,7 +182,7 @@ class ComparePage {
   live() { return this.columns.filter((column) => !column.run.ended); }
 
   async stop() {
-    for (const { run, notes } of this.live()) await askOrShow(notes, `/api/runs/${run.id}/cancel`, "POST");
+    for (const { run, notes } of this.live()) await fetchOrShow(notes, `/api/runs/${run.id}/cancel`, "POST");
   }
 }
 

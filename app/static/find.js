@@ -1,13 +1,13 @@
 // The command palette (Ctrl+K): finds pages, actions and rows by name (app/find.py) and opens one.
 // The drawer of terms (the button "?" and clicks on terms): definitions of app/widgets/terms.py.
 import { button, definitions, el, t } from "./dom.js";
-import { ask } from "./stream.js";
+import { fetchJSON } from "./stream.js";
 
 const input = el("input", { class: "sp-palette-field", type: "search", role: "combobox", "aria-expanded": "true", maxlength: "200",
   "aria-controls": "palette-list", "aria-label": t("Search pages, models, data and runs"), placeholder: t("Search pages, models, data, runs…") });
 const list = el("ul", { id: "palette-list", role: "listbox", "aria-label": t("Results") });
 const palette = el("dialog", { class: "sp-palette", "aria-label": t("Search") }, input, list);
-let chosen = 0, asked = 0;
+let chosen = 0, requests = 0;
 
 function choose(index) {
   const links = [...list.children];
@@ -27,9 +27,9 @@ function draw(found) {
 const open = (index) => { const to = list.children[index]?.dataset.to; if (to) location.href = to; };
 
 async function find() {
-  const mine = ++asked;
-  const found = await ask(`/api/find?${new URLSearchParams({ q: input.value })}`).catch(() => []);  // the status bar shows errors
-  if (mine === asked) draw(found);
+  const number = ++requests;
+  const found = await fetchJSON(`/api/find?${new URLSearchParams({ q: input.value })}`).catch(() => []);  // the status bar shows errors
+  if (number === requests) draw(found);
 }
 
 function toggle() {

@@ -1,7 +1,7 @@
 // The sidebar with the stored chats, their search and deletion, and the buttons that select the view of the responses.
 import { NARROW, button, el, keep, sureButton, t } from "./dom.js";
 import { onElement, onMatch } from "./shell.js";
-import { askOrShow } from "./stream.js";
+import { fetchOrShow } from "./stream.js";
 import { modelName } from "./trace.js";
 
 const VIEWS = [["tokens", t("Tokens"), t("Every token, marked by its origin")], ["text", t("Text"), t("The response as formatted text: Markdown, code, tables")]];
@@ -47,7 +47,7 @@ class History {
   // Loads the chats that match the search, or the next older ones.
   async load(older = false) {
     const request = ++this.request;
-    const found = await this.ask(`?${new URLSearchParams({ find: this.find.value, before: older ? this.last : "" })}`);
+    const found = await this.fetch(`?${new URLSearchParams({ find: this.find.value, before: older ? this.last : "" })}`);
     if (!found || request !== this.request) return;
     if (!older) this.list.replaceChildren();
     this.list.append(...found.chats.map((chat) => this.row(chat)));
@@ -56,9 +56,9 @@ class History {
     if (!this.list.children.length) this.list.append(el("li", { class: "sp-hint" }, this.find.value ? t("Nothing found.") : t("No chats yet.")));
   }
 
-  ask(path, ...request) {
+  fetch(path, ...request) {
     this.problem.replaceChildren();
-    return askOrShow(this.problem, `/api/chats${path}`, ...request);
+    return fetchOrShow(this.problem, `/api/chats${path}`, ...request);
   }
 
   row(chat) {
@@ -73,7 +73,7 @@ class History {
   // A field in place of the name: Enter or leaving it stores the name, Esc does not.
   rename(chat, link) {
     const store = async () => {
-      if (field.value !== chat.title && !await this.ask(`/${chat.id}`, "POST", { name: field.value })) return;
+      if (field.value !== chat.title && !await this.fetch(`/${chat.id}`, "POST", { name: field.value })) return;
       await this.load();
       if (document.activeElement === document.body) this.list.querySelector(`[data-chat="${chat.id}"] button`)?.focus();
     };
@@ -88,7 +88,7 @@ class History {
   }
 
   async remove(chat, row) {
-    if (!await this.ask(`/${chat.id}`, "DELETE")) return;
+    if (!await this.fetch(`/${chat.id}`, "DELETE")) return;
     row.remove();
     if (chat.id === window.speculoos.chat?.chat) document.querySelector("#new-chat")?.click();
     this.find.focus();

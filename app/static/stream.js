@@ -21,7 +21,7 @@ export function follow(id, { step, state, end, fail }) {
   };
   const reconnect = async () => {
     try {
-      await ask(path);
+      await fetchJSON(path);
       listen();
     } catch (error) {
       if (error.status === 404) fail?.(t("This run was deleted."));
@@ -33,11 +33,11 @@ export function follow(id, { step, state, end, fail }) {
   return () => { source.close(); clearTimeout(timer); };
 }
 
-// Returns JSON from one of our routes; `given` is sent as JSON. Throws an Error with the server's message and the HTTP
+// Returns JSON from one of our routes; `data` is sent as JSON. Throws an Error with the server's message and the HTTP
 // `status`.
-export async function ask(path, method = "GET", given = undefined) {
-  const headers = { Accept: "application/json", ...(given && { "Content-Type": "application/json" }) };
-  const response = await fetch(path, { method, headers, body: given && JSON.stringify(given) }).catch(() => {
+export async function fetchJSON(path, method = "GET", data = undefined) {
+  const headers = { Accept: "application/json", ...(data && { "Content-Type": "application/json" }) };
+  const response = await fetch(path, { method, headers, body: data && JSON.stringify(data) }).catch(() => {
     throw new Error(t("The workbench does not respond; is `speculoos up` still running?"));
   });
   const content = await response.json().catch(() => ({}));
@@ -47,6 +47,6 @@ export async function ask(path, method = "GET", given = undefined) {
 }
 
 // The same, but an error is shown at the end of `box`, and the result is undefined.
-export async function askOrShow(box, ...request) {
-  return ask(...request).catch((error) => { box.append(notice(error.message, "bad")); });
+export async function fetchOrShow(box, ...request) {
+  return fetchJSON(...request).catch((error) => { box.append(notice(error.message, "bad")); });
 }

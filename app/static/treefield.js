@@ -9,14 +9,14 @@ const HINT = t("Click a candidate to remove it with its descendants, + to add a 
 // text names no fixed tree.
 function pathsOf(text) {
   const [, kind, size] = /^(chain|tree)[ :]?(\d{1,2}(?:x\d{1,2})*)$/.exec(text) || [], paths = [[]];
-  let given = [], level = [[]];
+  let parsed = [], level = [[]];
   for (const width of kind === "chain" ? Array(Number(size)).fill(1) : size?.split("x").map(Number) || []) {
     level = level.slice(0, MAX_DRAWN).flatMap((path) => Array.from({ length: width }, (_, rank) => [...path, rank]));
     paths.push(...level);
   }
-  try { given = JSON.parse(text.replace(/\(/g, "[").replace(/\)/g, "]").replace(/,\s*\]/g, "]")); } catch { /* another form */ }
-  const isPaths = Array.isArray(given) && given.every((path) => Array.isArray(path) && path.every(Number.isInteger));
-  if (isPaths) for (const path of given) path.forEach((_, at) => paths.push(path.slice(0, at + 1)));
+  try { parsed = JSON.parse(text.replace(/\(/g, "[").replace(/\)/g, "]").replace(/,\s*\]/g, "]")); } catch { /* another form */ }
+  const isPaths = Array.isArray(parsed) && parsed.every((path) => Array.isArray(path) && path.every(Number.isInteger));
+  if (isPaths) for (const path of parsed) path.forEach((_, at) => paths.push(path.slice(0, at + 1)));
   const unique = [...new Map(paths.map((path) => [path.join(), path])).values()];
   return unique.sort((a, b) => a.length - b.length || a.map((rank, at) => rank - b[at]).find(Boolean) || 0);
 }

@@ -1,7 +1,7 @@
 // One turn of a conversation: the prompt, the tokens of the response as they arrive, figures and actions.
 import { button, el, notice, number, t } from "./dom.js";
 import { build, copyButton } from "./reading.js";
-import { ask } from "./stream.js";
+import { fetchJSON } from "./stream.js";
 import { LiveRun } from "./tokens.js";
 import * as trace from "./trace.js";
 
@@ -53,7 +53,7 @@ export class Turn extends LiveRun {
     clearTimeout(this.readingAt);
     const { ended } = this.run, startedAt = performance.now();
     try {
-      const { nodes } = await ask(`/api/runs/${this.id}/markdown`);
+      const { nodes } = await fetchJSON(`/api/runs/${this.id}/markdown`);
       this.reading.replaceChildren(...nodes.map(build));
       this.read = ended;
     } catch (error) {

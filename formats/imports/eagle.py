@@ -170,13 +170,13 @@ def _aux_layers(source: DraftSource, hidden: int) -> tuple[int, ...]:
     fused = shape[-1] // base.hidden_size
     if shape != (hidden, fused * base.hidden_size):
         source.take("fc.weight", (hidden, 3 * base.hidden_size))  # raises
-    given = source.fields.get(LAYER_IDS) or source.fields.get("aux_hidden_state_layer_ids")
-    ids = given or defaults
+    layer_ids = source.fields.get(LAYER_IDS) or source.fields.get("aux_hidden_state_layer_ids")
+    ids = layer_ids or defaults
     if not isinstance(ids, list | tuple) or not all(type(i) is int for i in ids):
         raise BadInput(f"{source.config_name}: {LAYER_IDS}: expected a list of whole numbers, got {str(ids)[:60]!r}.")
     ids, inputs = tuple(ids), tuple(i + 1 for i in defaults)
     format_shift = shift = 1 if source.layout in INPUT_IDS else 0
-    if ids in (defaults, inputs) and not (source.layout_chosen and given):
+    if ids in (defaults, inputs) and not (source.layout_chosen and layer_ids):
         shift = int(ids == inputs)  # if the user chose no layout, a default is read as such
     if len(ids) != fused:
         raise BadInput(
@@ -194,7 +194,7 @@ def _aux_layers(source: DraftSource, hidden: int) -> tuple[int, ...]:
             f"{source.config_name}: {LAYER_IDS}: expected layers {shift} to {last} of the base model {base.name}, "
             f"got {wrong[0]}."
         )
-    if given and shift != format_shift:
+    if layer_ids and shift != format_shift:
         kind = ("outputs", "inputs")[shift]
         source.notices.append(
             f"{LAYER_IDS}: {list(ids)} were read as {kind} of layers, because they are the default for {kind}; "

@@ -22,7 +22,7 @@ from tracking.tables import Stored, Table
 STORE_TIMEOUT = 600.0
 """Seconds a job retries an unreachable store before it fails; its results are kept for a retry of the job."""
 PAUSE = 5.0
-DOTDOT_NAME = "given"
+DOTDOT_NAME = "folder"
 """Local name of a folder whose path ends in `..`, so that nothing is written outside of the upload folder."""
 T = TypeVar("T")
 
