@@ -1,4 +1,4 @@
-"""Fixtures of the browser tests: one workbench for the session, a page that records what must not happen."""
+"""Fixtures of the browser tests: one workbench for the session, a page that records errors."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -31,21 +31,21 @@ def workbench(tmp_path_factory: pytest.TempPathFactory, databases: Databases) ->
 
 @pytest.fixture(scope="session")
 def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Furnished]:
-    """The web server of a home that has some of everything. Tests leave its rows as they are."""
-    made = furnish(tmp_path_factory.mktemp("furnished") / "home")
-    yield made
-    made.bench.end()
+    """The web server of a home that has rows of every kind. Tests do not change its rows."""
+    furnished_home = furnish(tmp_path_factory.mktemp("furnished") / "home")
+    yield furnished_home
+    furnished_home.bench.end()
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One headless Chromium for the session. Fails, never skips, if no browser starts."""
     with sync_playwright() as playwright:
-        made = launch(playwright)
-        if made is None:
+        chromium = launch(playwright)
+        if chromium is None:
             pytest.fail(HELP)
-        yield made
-        made.close()
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="session")
@@ -55,58 +55,59 @@ def axe() -> str:
 
 
 @pytest.fixture(scope="session")
-def wrong() -> list[str]:
-    """What the pages of the session's context did that must not happen; emptied before each test."""
+def page_errors() -> list[str]:
+    """Errors, dialogs and outside requests of the pages of the session's context; emptied before each test."""
     return []
 
 
 @pytest.fixture(scope="session")
-def context(browser: Browser, wrong: list[str]) -> Iterator[BrowserContext]:
-    """One for the session: its cache saves each page the scripts of the frame, half of a page's load."""
-    made = browser.new_context(viewport=VIEWPORT)
-    made.set_default_timeout(TIMEOUT_MS)
-    watch(made, wrong)
-    yield made
-    made.close()
+def context(browser: Browser, page_errors: list[str]) -> Iterator[BrowserContext]:
+    """One context for the session: its cache holds the scripts of the frame, which take half of a page's load."""
+    new_context = browser.new_context(viewport=VIEWPORT)
+    new_context.set_default_timeout(TIMEOUT_MS)
+    watch(new_context, page_errors)
+    yield new_context
+    new_context.close()
 
 
 @pytest.fixture
-def page(context: BrowserContext, wrong: list[str]) -> Iterator[Page]:
+def page(context: BrowserContext, page_errors: list[str]) -> Iterator[Page]:
     """An empty page; the test fails if a console shows an error, a script breaks, a dialog opens, or a request leaves
-    this machine. Cookies and stored values are forgotten after it.
+    this machine. Cookies and stored values are deleted after the test.
 
-    It is the same tab in all tests: its process has compiled the scripts, a third of a page's load.
+    All tests share one tab: its process has compiled the scripts, which takes a third of a page's load.
     """
-    made = context.pages[0] if context.pages else context.new_page()
-    made.set_viewport_size(VIEWPORT)
-    made.emulate_media(color_scheme="light", reduced_motion="no-preference")
-    made.mouse.move(-1, -1)
-    wrong.clear()
-    yield made
-    devtools = context.new_cdp_session(made)
+    tab = context.pages[0] if context.pages else context.new_page()
+    tab.set_viewport_size(VIEWPORT)
+    tab.emulate_media(color_scheme="light", reduced_motion="no-preference")
+    tab.mouse.move(-1, -1)
+    page_errors.clear()
+    yield tab
+    devtools = context.new_cdp_session(tab)
     for opened in context.pages:
         if is_local(opened.url):
             origin = "{0.scheme}://{0.netloc}".format(urlsplit(opened.url))
             devtools.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
     devtools.detach()
     context.clear_cookies()
-    if is_local(made.url):
-        made.evaluate("sessionStorage.clear()")
-    made.goto("about:blank")
+    if is_local(tab.url):
+        tab.evaluate("sessionStorage.clear()")
+    tab.goto("about:blank")
     for opened in context.pages[1:]:
         opened.close()
-    assert not wrong, wrong
+    assert not page_errors, page_errors
 
 
-def watch(context: BrowserContext, wrong: list[str]) -> None:
-    """Note console errors, script errors, dialogs and requests to elsewhere of all pages in `wrong`.
+def watch(context: BrowserContext, page_errors: list[str]) -> None:
+    """Append console errors, script errors, dialogs and outside requests of all pages to `page_errors`.
 
-    A network interface that comes or goes (containers starting) makes Chromium drop requests, loopback's too: not ours.
+    When a network interface appears or disappears (containers starting), Chromium drops requests, also to loopback.
+    Such an error is ignored.
     """
-    context.on("console", lambda m: wrong.append(f"console: {m.text}") if is_error(m) else None)
-    context.on("weberror", lambda e: wrong.append(f"script: {e.error}"))
-    context.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
-    context.on("request", lambda r: wrong.append(f"outside: {r.url}") if not is_local(r.url) else None)
+    context.on("console", lambda m: page_errors.append(f"console: {m.text}") if is_error(m) else None)
+    context.on("weberror", lambda e: page_errors.append(f"script: {e.error}"))
+    context.on("dialog", lambda d: (page_errors.append(f"dialog: {d.message}"), d.dismiss()))
+    context.on("request", lambda r: page_errors.append(f"outside: {r.url}") if not is_local(r.url) else None)
 
 
 def is_error(message: ConsoleMessage) -> bool:

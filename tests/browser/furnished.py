@@ -1,6 +1,6 @@
-"""A workbench in which every page has something to show: rows of each kind, in each state, with real files beside them.
+"""A workbench in which every page has something to show: rows of each kind, in each state, with real files.
 
-Only the web server runs, so nothing changes while a page is looked at.
+Only the web server runs, so nothing changes while a test looks at a page.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ TUNED = {
 
 @dataclass
 class Furnished:
-    """The workbench, and addresses of single things in it."""
+    """The workbench, and the addresses of its detail pages."""
 
     bench: Workbench
     things: dict[str, str]
@@ -66,17 +66,23 @@ def furnish(home: Path) -> Furnished:
     base = add_base(bench)
     heads = add_heads(bench, base, "heads", figures={**FIGURES, "tuning": TUNED["verdict"], "tuned": TUNED})
     result = {**FIGURES, **BREAKDOWN}
-    told = {"state": "ready", "base_id": base, "checkpoint_id": heads, "result": result, **columns_of(FIGURES)}
-    asked = {
+    shared_columns = {
+        "state": "ready",
+        "base_id": base,
+        "checkpoint_id": heads,
+        "result": result,
+        **columns_of(FIGURES),
+    }
+    suite_columns = {
         "suite": "built_in",
         "questions": "Built-in questions",
         "config": {"base_id": base, "checkpoint_id": heads},
     }
-    measured = bench.add(Evaluation(name="measured", **told, **asked))
-    served = {**asked, "source": "team", "machine": "vLLM"}
-    bench.add(Evaluation(name="measured there", **{**told, **served}))
-    answers, made = add_answers(bench.settings, base), add_jobs(bench)
-    prompts = bench.add(left_out())
+    measured = bench.add(Evaluation(name="measured", **shared_columns, **suite_columns))
+    served = {**suite_columns, "source": "team", "machine": "vLLM"}
+    bench.add(Evaluation(name="measured there", **{**shared_columns, **served}))
+    answers, job_ids = add_answers(bench.settings, base), add_jobs(bench)
+    prompts = bench.add(failed_import())
     bench.start("web")
     things = {
         "a base": f"/models?id={base}",
@@ -89,27 +95,27 @@ def furnish(home: Path) -> Furnished:
         "a matrix": f"/runs?id={add_matrix(bench, base, heads, measured)}",
         "a plan": f"/runs?id={add_plan(bench, base, heads)}",
         "an experiment": f"/runs/experiments?id={add_experiment(bench)}",
-        "trainings compared": f"/runs/compare?ids={made['SUCCEEDED']},{made['FAILED']}",
-        **{f"a job {state.lower()}": f"/runs?id={row_id}" for state, row_id in made.items()},
+        "trainings compared": f"/runs/compare?ids={job_ids['SUCCEEDED']},{job_ids['FAILED']}",
+        **{f"a job {state.lower()}": f"/runs?id={row_id}" for state, row_id in job_ids.items()},
     }
     return Furnished(bench, things)
 
 
 def add_experiment(bench: Workbench) -> str:
-    """Three trainings with a learning curve."""
+    """Add an experiment of three trainings with learning curves; returns its id."""
     with writing(bench.settings) as session:
-        made = experiments.create(session, "rates")
-        made.note = "How fast may it learn?"
+        experiment = experiments.create(session, "rates")
+        experiment.note = "How fast may it learn?"
     trainings = add_trainings(bench)
     with writing(bench.settings) as session:
         for job_id in trainings:
             experiments.move_to_experiment(session, job_id, "rates")
-    return made.id
+    return experiment.id
 
 
 def add_matrix(bench: Workbench, base: str, heads: str, measured: str) -> str:
-    """A matrix of six cells: one is measured, one failed, one runs, the others wait; its id."""
-    asked = [
+    """Add a matrix of six cells: one measured, one failed, one running, three waiting. Returns its id."""
+    evaluations = [
         Evaluate(base_id=base, checkpoint_id=heads, temperature=temperature, drafting=drafting).to_json()
         for temperature in (0.0, 0.7, 1.0)
         for drafting in ({}, {"tree": [[0, 0]]})
@@ -117,7 +123,7 @@ def add_matrix(bench: Workbench, base: str, heads: str, measured: str) -> str:
     with writing(bench.settings) as session:
         job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="Evaluate 1 model on 1 suite")
         jobs.claim(session, job.id, "worker", 30)
-        plan = ShardPlan("evaluate", "gpu", "questions", [ShardSpec(each, 5) for each in asked])
+        plan = ShardPlan("evaluate", "gpu", "questions", [ShardSpec(evaluation, 5) for evaluation in evaluations])
         shards.create_shards(session, job.id, 1, plan)
         first, second, third = shards.list_shards(session, job.id)[:3]
         for cell in (first, second, third):
@@ -129,7 +135,7 @@ def add_matrix(bench: Workbench, base: str, heads: str, measured: str) -> str:
 
 
 def add_plan(bench: Workbench, base: str, heads: str) -> str:
-    """A plan that has ended."""
+    """Add a job of a finished plan; returns its id."""
     job = Job(
         name="Plan tiny@heads", kind="plan", queue="gpu", state="SUCCEEDED", request=PlanRequest(base, heads).to_json()
     )
@@ -150,35 +156,35 @@ QUIET = """() => new Promise((done) => {
 
 
 def open_page(page: Page, url: str) -> None:
-    """Open it and wait until it is drawn and quiet."""
+    """Open a page and wait until it is drawn and loads nothing more."""
     open_drawn(page, url)
     page.evaluate(QUIET)
 
 
 def open_drawn(page: Page, url: str) -> None:
-    """Open it and wait until it is drawn. A click that has to wait for that comes up to half a second later."""
+    """Open a page and wait until it is drawn. A click that has to wait for this comes up to half a second later."""
     page.goto(url)
     wait_drawn(page)
 
 
 def wait_drawn(page: Page) -> None:
-    """Wait until the curtain is away that covers a page while its rows are asked for."""
+    """Wait until the curtain that covers a page while its rows load is gone."""
     page.wait_for_function("document.querySelector('.sp-page h1') && !document.documentElement.matches('.sp-drawing')")
 
 
-def left_out() -> Dataset:
-    """A failed import that says which rows it could not use."""
+def failed_import() -> Dataset:
+    """A failed import that lists the rows it could not use."""
     bad = [{"line": n, "reason": "This line is not valid JSON."} for n in range(1, 40)]
     return Dataset(name="prompts", kind="prompts", state="failed", rows=0, bad_rows=60, report={"bad": bad})
 
 
 def add_jobs(bench: Workbench) -> dict[str, str]:
-    """A training in each state, each with a long log, metrics and samples; returns their ids."""
+    """Add a training in each state, each with a long log, metrics and samples; returns their ids."""
     return {state: add_job(bench, number, state) for number, state in enumerate(STATES)}
 
 
 def add_job(bench: Workbench, number: int, state: str) -> str:
-    """Written while it runs, then put into its state."""
+    """Add a running training with a report, then put it into its state."""
     job = Job(name=f"Train heads {number}", kind="train", queue="gpu", state="RUNNING", done=40 + number, total=200)
     job.unit, job.attempt, job.created_at = "steps", 1, now() - timedelta(minutes=30 - number)
     row_id = bench.add(job)
@@ -192,7 +198,7 @@ def add_job(bench: Workbench, number: int, state: str) -> str:
 
 
 def training_report() -> reports.JobReport:
-    """What a training of 40 steps wrote."""
+    """The report of a training of 40 steps."""
     report = reports.JobReport()
     for step in range(40):
         report.metrics[("loss", step)] = 4.0 / (step + 1)
@@ -204,28 +210,30 @@ def training_report() -> reports.JobReport:
 
 
 def add_chat(bench: Workbench) -> str:
-    """A chat of one answered turn."""
+    """Add a chat of one answered turn; returns its id."""
     with writing(bench.settings) as session:
-        run = runs.create_run(session, "chat", "tiny@heads", asked("How do bees find home?"), new_id())
+        run = runs.create_run(session, "chat", "tiny@heads", chat_request("How do bees find home?"), new_id())
         finish(session, run.id)
         return run.group_id
 
 
 def add_comparison(bench: Workbench) -> str:
-    """Two columns, measured."""
+    """Add a comparison of two measured columns; returns its id."""
     with writing(bench.settings) as session:
-        made = runs.create_comparison(session, [("tiny", asked("race")), ("tiny@heads", asked("race"))])
-        for run in made:
+        comparison = runs.create_comparison(
+            session, [("tiny", chat_request("race")), ("tiny@heads", chat_request("race"))]
+        )
+        for run in comparison:
             finish(session, run.id)
-        return made[0].group_id
+        return comparison[0].group_id
 
 
-def asked(prompt: str) -> dict:
+def chat_request(prompt: str) -> dict:
     return {"messages": [{"role": "user", "content": prompt}], "max_tokens": 8}
 
 
 def finish(session, run_id: str) -> None:
-    """Two steps: the prompt's, then one with a drafted tree of which one token was accepted."""
+    """Finish a run of two steps: the prompt's, then one with a drafted tree of which one token was accepted."""
     runs.start_run(session, run_id)
     later = step(1, ["fly ", "home."], ["draft", "target"], [0])
     runs.add_steps(session, run_id, [step(0, ["Bees "], ["target"], []), later])
@@ -241,5 +249,5 @@ def step(index: int, texts: list[str], origins: list[str], accepted: list[int]) 
     none = {"tokens": [], "texts": [], "parents": [], "depths": [], "ranks": [], "logprobs": []}
     draft = {**tree, "logprobs": [-0.2, -2.0]} if accepted else none
     ms = {"draft": 1.0, "verify": 20.0, "other": 0.5}
-    made = {"index": index, "kind": "verify" if index else "prefill", "tokens": tokens, "draft": draft}
-    return {**made, "accepted": accepted, "counted": bool(index), "finish": None, "ms": ms}
+    record = {"index": index, "kind": "verify" if index else "prefill", "tokens": tokens, "draft": draft}
+    return {**record, "accepted": accepted, "counted": bool(index), "finish": None, "ms": ms}

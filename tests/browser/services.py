@@ -1,4 +1,4 @@
-"""What the browser tests share: controls by their ids, short answers, waiting for states, prompts with markup."""
+"""Helpers of the browser tests: find controls by id, limit answers, wait for states, write prompts with markup."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def unfold(page: Page, title: str) -> None:
 
 
 def limit_tokens(page: Page, tokens: int = 24) -> None:
-    """Have the next answers of Playground or Compare end after a few tokens: in the drawer, which is closed again."""
+    """Limit the next answers of Playground or Compare to a few tokens, in the options drawer."""
     page.locator("#options-open").click()
     field = page.locator("#max-tokens input[type=number]")
     field.fill(str(tokens))
@@ -46,13 +46,13 @@ def job_is(page: Page, state: str) -> None:
 
 
 def head_is(page: Page, elem_id: str, state: str) -> None:
-    """Wait until the open job, model or dataset is in a state: the page looks by itself, many times a second."""
+    """Wait until the open job, model or dataset is in a state: polled many times a second in the page."""
     shown = "selector => document.querySelector(selector)?.checkVisibility()"
     page.wait_for_function(shown, arg=f'#{elem_id} [data-state="{state}"]', polling=100, timeout=SLOW)
 
 
 def row_id(page: Page) -> str:
-    """The id in the address."""
+    """The id in the page's URL."""
     return page.url.rpartition("id=")[2]
 
 
@@ -66,7 +66,7 @@ def write_prompts(folder: Path, count: int = 12, name: str = "prompts.jsonl") ->
 
 
 def upload(page: Page, path: Path) -> None:
-    """Give the import form a file and wait until the server has it."""
+    """Choose a file in the import form and wait until the server has it."""
     page.locator("#data-upload input[type=file]").set_input_files(path)
     expect(page.locator(f'#data-upload a[href$="{path.name}"]')).to_be_visible()
 

@@ -45,7 +45,7 @@ def test_values_are_shown_for_arrow_keys_and_the_pointer_and_come_as_a_file(page
 
 
 def test_a_chart_that_is_drawn_anew_keeps_its_values_and_files(page: Page, workbench: Workbench) -> None:
-    """Gradio writes new charts over old ones, as a running job's page does at each point."""
+    """Gradio replaces the chart, as on a running job's page at each new point."""
     job = workbench.add(Job(name="Drawn anew", kind="train", queue="gpu", state="RUNNING", attempt=1))
     try:
         for last in (3, 4):

@@ -1,4 +1,4 @@
-"""Conversations in a real browser: history over a restart, deletion, versions, going on, reading and copying."""
+"""Conversations in a real browser: history over a restart, search and deletion, versions, continuing, copying."""
 
 import re
 
@@ -44,10 +44,10 @@ def plain_step(index: int, text: str, finish: str | None = None) -> dict:
     return {**step, "finish": finish, "ms": ms}
 
 
-def store_chat(workbench: Workbench, question: str, answer: str, **place: str) -> str:
+def store_chat(workbench: Workbench, question: str, answer: str, **position: str) -> str:
     """A chat of one turn that was answered earlier; returns its id."""
     with writing(workbench.settings) as rows:
-        request = {"messages": [{"role": "user", "content": question}], "chat": {"after": "", **place}}
+        request = {"messages": [{"role": "user", "content": question}], "chat": {"after": "", **position}}
         run = runs.create_run(rows, "chat", "tiny", request, turns.new_id())
         runs.start_run(rows, run.id)
         runs.add_steps(rows, run.id, [plain_step(0, answer)])
@@ -55,7 +55,7 @@ def store_chat(workbench: Workbench, question: str, answer: str, **place: str) -
         return str(run.group_id)
 
 
-def says(page: Page, text: str) -> None:
+def wait_for_answer_text(page: Page, text: str) -> None:
     """Wait until the first answer on the page is `text`."""
     page.wait_for_function("text => document.querySelector('.sp-turn .tr-tokens').textContent === text", arg=text)
 
@@ -87,7 +87,7 @@ def test_chats_are_there_after_a_restart_and_go_on_when_the_inference_server_is_
     row(page, "Where do bees sleep?").get_by_role("link").click()
     expect(page).to_have_url(re.compile(chat))
     answered(page, 2)
-    says(page, before)
+    wait_for_answer_text(page, before)
     ask(page, "And ants?")
     failed = page.locator('.sp-turn[data-state="FAILED"]')
     expect(failed.locator("[role=alert]")).to_contain_text("The inference server does not respond")
@@ -95,8 +95,8 @@ def test_chats_are_there_after_a_restart_and_go_on_when_the_inference_server_is_
     workbench.start("inference")
     page.locator("#send").click()
     run, _ = stored(workbench, answered(page, 3).get_attribute("data-run"))
-    asked = [message["content"] for message in run["request"]["messages"]]
-    assert asked[::2] == ["Where do bees sleep?", "And wasps?", "And ants?"]
+    questions = [message["content"] for message in run["request"]["messages"]]
+    assert questions[::2] == ["Where do bees sleep?", "And wasps?", "And ants?"]
 
 
 def test_chats_are_searched_and_deleted_after_a_second_click(page: Page, workbench: Workbench) -> None:
@@ -156,8 +156,8 @@ def test_an_edited_question_is_another_version_and_there_is_a_way_back(page: Pag
     expect(page.locator(".sp-question-text")).to_have_text(["first question", "second question"])
     ask(page, "third question")
     run, _ = stored(workbench, answered(page, 3).get_attribute("data-run"))
-    asked = [message["content"] for message in run["request"]["messages"]]
-    assert asked[::2] == ["first question", "second question", "third question"]
+    questions = [message["content"] for message in run["request"]["messages"]]
+    assert questions[::2] == ["first question", "second question", "third question"]
 
 
 def test_an_answer_that_was_cut_goes_on(page: Page, workbench: Workbench) -> None:
@@ -172,10 +172,10 @@ def test_an_answer_that_was_cut_goes_on(page: Page, workbench: Workbench) -> Non
     expect(turn.get_by_role("button", name="Continue")).to_be_hidden()
     expect(second.get_by_role("button", name="Continue")).to_be_visible()
     with reading(workbench.settings) as rows:
-        way = chats.turns_on_path(runs.group_runs(rows, str(run.group_id)))
-        ids = [runs.token_ids(rows, part.id) for part in way]
-        whole = chats.whole_response(way[-1], way)
-    assert [len(part) for part in ids] == [8, 8]
+        path = chats.turns_on_path(runs.group_runs(rows, str(run.group_id)))
+        ids = [runs.token_ids(rows, turn_run.id) for turn_run in path]
+        whole = chats.whole_response(path[-1], path)
+    assert [len(turn_ids) for turn_ids in ids] == [8, 8]
     again, _ = turns.next_turn(workbench.settings, "", "tiny@heads", "Tell me", turns.TurnOptions(max_tokens=16))
     page.goto(f"{workbench.url}/playground?chat={again.group_id}")
     answered(page)

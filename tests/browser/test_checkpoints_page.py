@@ -46,7 +46,7 @@ FILL_AT_ONCE = """
 
 
 def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
-    """What is entered the moment the fields unfold is kept."""
+    """A value that is entered the moment the fields unfold is kept."""
     row_id = add_heads(workbench, base_id(workbench), "to-be-renamed")
     page.goto(f"{workbench.url}/models/drafts?id={row_id}")
     name = page.locator("#draft-name input, #draft-name textarea")

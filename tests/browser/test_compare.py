@@ -1,4 +1,4 @@
-"""Compare in a real browser: columns measured one after the other, what is the same, what survives a reload."""
+"""Compare in a real browser: columns are measured one after the other, compared, and survive a reload."""
 
 import re
 
@@ -15,7 +15,7 @@ from tracking.db import reading, writing
 pytestmark = pytest.mark.browser
 
 
-def finished(page: Page) -> None:
+def wait_finished(page: Page) -> None:
     """Wait for the end of the comparison, or fail with what the page says instead."""
     ended = page.locator('[data-sp="compare"][data-finished="yes"]')
     expect(ended.or_(page.locator("#problem .sp-notice")).first).to_be_attached(timeout=240_000)
@@ -33,7 +33,7 @@ def test_plain_and_heads_are_measured_alone_say_the_same_and_are_replayed(page: 
     expect(page.locator("#compare-prompt textarea")).to_have_value("hello fox")
     limit_tokens(page, 128)
     page.locator("#compare-run").click()
-    finished(page)
+    wait_finished(page)
     plain, heads = columns(workbench, page)
     assert (plain["model"], heads["model"]) == ("tiny", "tiny@heads")
     first, second = sorted((plain, heads), key=lambda column: column["created_at"])
@@ -42,8 +42,10 @@ def test_plain_and_heads_are_measured_alone_say_the_same_and_are_replayed(page: 
     shown = page.locator(".sp-column")
     expect(shown.nth(1).locator(".sp-match")).to_contain_text("same output, token for token")
     ratio = heads["summary"]["decode_tokens_per_second"] / plain["summary"]["decode_tokens_per_second"]
-    like = are_loads_comparable(plain["summary"]["other_load"], heads["summary"]["other_load"])
-    expect(shown.nth(1).locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×" if like else f"≈ {ratio:.2f}×")
+    comparable = are_loads_comparable(plain["summary"]["other_load"], heads["summary"]["other_load"])
+    expect(shown.nth(1).locator('[data-figure="speedup"]')).to_have_text(
+        f"{ratio:.2f}×" if comparable else f"≈ {ratio:.2f}×"
+    )
     texts = shown.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)")
     assert texts == [plain["text"], heads["text"]]
     page.locator("#replay").click()
@@ -59,10 +61,10 @@ def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Wor
     expect(page.locator("#targets")).to_contain_text("lookup")
     limit_tokens(page)
     page.locator("#compare-prompt textarea").press("Control+Enter")
-    finished(page)
+    wait_finished(page)
     before = page.locator(".sp-column-figures").all_inner_texts()
     page.reload()
-    finished(page)
+    wait_finished(page)
     expect(page.locator(".sp-question")).to_have_text("again")
     assert page.locator(".sp-column-figures").all_inner_texts() == before
     expect(page.locator("#recent a", has_text="again").first).to_be_visible()
@@ -82,14 +84,14 @@ def test_the_first_difference_is_marked(page: Page, workbench: Workbench) -> Non
     """Two columns that were stored with different tokens."""
     request = {"messages": [{"role": "user", "content": "differ"}], "max_tokens": 8}
     with writing(workbench.settings) as rows:
-        made = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
-        for run, ids in zip(made, ([5, 6, 7], [5, 9, 7]), strict=True):
+        created = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
+        for run, ids in zip(created, ([5, 6, 7], [5, 9, 7]), strict=True):
             runs.start_run(rows, run.id)
             runs.add_steps(rows, run.id, [plain_step(i, number) for i, number in enumerate(ids)])
             runs.finish_run(rows, run.id, "abc", {})
-        group = made[0].group_id
+        group = created[0].group_id
     page.goto(f"{workbench.url}/playground/compare?comparison={group}")
-    finished(page)
+    wait_finished(page)
     other = page.locator(".sp-column").nth(1)
     expect(other.locator(".sp-match")).to_contain_text("differs from the first column at token 2")
     expect(other.locator(".tr-diverges")).to_have_text("9")
@@ -106,7 +108,7 @@ def test_every_second_comparison_is_measured_the_other_way_round(page: Page, wor
             "before => ![undefined, before].includes(document.querySelector('.sp-column')?.dataset.run)", arg=before
         )
         before = page.locator(".sp-column").first.get_attribute("data-run")
-        finished(page)
+        wait_finished(page)
         done = sorted(columns(workbench, page), key=lambda column: column["finished_at"])
         measured.append([column["model"] for column in done])
         badges = page.locator(".sp-column .sp-badge").all_inner_texts()
@@ -118,23 +120,23 @@ def test_every_second_comparison_is_measured_the_other_way_round(page: Page, wor
 def test_a_stopped_column_says_so(page: Page, workbench: Workbench) -> None:
     request = {"messages": [{"role": "user", "content": "stop <b>me</b>"}], "max_tokens": 12}
     with writing(workbench.settings) as rows:
-        made = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
-        runs.start_run(rows, made[0].id)
-        runs.add_steps(rows, made[0].id, [plain_step(0, 7)])
-        runs.finish_run(rows, made[0].id, "a", {"decode_tokens_per_second": 5.0})
-        runs.cancel_run(rows, made[1].id)
-    page.goto(f"{workbench.url}/playground/compare?comparison={made[0].group_id}")
-    finished(page)
+        created = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
+        runs.start_run(rows, created[0].id)
+        runs.add_steps(rows, created[0].id, [plain_step(0, 7)])
+        runs.finish_run(rows, created[0].id, "a", {"decode_tokens_per_second": 5.0})
+        runs.cancel_run(rows, created[1].id)
+    page.goto(f"{workbench.url}/playground/compare?comparison={created[0].group_id}")
+    wait_finished(page)
     undone = page.locator(".sp-column").nth(1)
     expect(undone).to_contain_text("Stopped before it was measured")
     expect(page.locator(".sp-match").first).to_have_text("not compared: column 2 is not measured")
 
 
 def plain_step(index: int, token: int) -> dict:
-    made = {"id": token, "text": str(token), "origin": "plain", "depth": 0, "rank": 0}
+    emitted = {"id": token, "text": str(token), "origin": "plain", "depth": 0, "rank": 0}
     draft = {"tokens": [], "texts": [], "parents": [], "depths": [], "ranks": [], "logprobs": []}
     ms = {"draft": 0, "verify": 1, "other": 0}
-    step = {"index": index, "kind": "plain", "tokens": [made], "draft": draft, "accepted": [], "counted": True}
+    step = {"index": index, "kind": "plain", "tokens": [emitted], "draft": draft, "accepted": [], "counted": True}
     return {**step, "finish": None, "ms": ms}
 
 
@@ -148,16 +150,16 @@ def test_one_target_is_refused_in_a_sentence(page: Page, workbench: Workbench) -
 def test_figures_taken_beside_a_job_say_so(page: Page, workbench: Workbench) -> None:
     request = {"messages": [{"role": "user", "content": "beside"}]}
     with writing(workbench.settings) as rows:
-        made = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
-        for run in made:
+        created = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
+        for run in created:
             runs.start_run(rows, run.id)
             runs.finish_run(rows, run.id, "", {"shared_with": "train <b>heads</b>", "notices": []})
-    page.goto(f"{workbench.url}/playground/compare?comparison={made[0].group_id}")
-    finished(page)
+    page.goto(f"{workbench.url}/playground/compare?comparison={created[0].group_id}")
+    wait_finished(page)
     expect(page.locator(".sp-column-notes").first).to_contain_text("while the job “train <b>heads</b>” used")
 
 
 def test_an_unknown_comparison_is_one_sentence(page: Page, workbench: Workbench) -> None:
-    answer = page.request.get(f"{workbench.url}/api/comparisons/{'f' * 32}")
-    assert answer.status == 404
-    assert "There is no comparison" in answer.json()["error"]["message"]
+    response = page.request.get(f"{workbench.url}/api/comparisons/{'f' * 32}")
+    assert response.status == 404
+    assert "There is no comparison" in response.json()["error"]["message"]

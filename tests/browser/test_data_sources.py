@@ -1,5 +1,5 @@
-"""A newcomer without a file: built-in sets are offered and added once, and a dataset of the hub comes in by its id
-after its first rows were shown."""
+"""A newcomer without a file adds a built-in dataset, which works only once, and imports a dataset of the hub by its id
+after its first rows are shown."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def bench(tmp_path: Path, hub: str, databases: Databases) -> Iterator[Workbench]:  # noqa: F811
     """A home without a dataset, whose pages and io worker reach the hub of the tests."""
-    reached = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
-    made = make_workbench(tmp_path / "home", DATABASE_URL=databases.url(), **reached)
+    hub_settings = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+    workbench = make_workbench(tmp_path / "home", DATABASE_URL=databases.url(), **hub_settings)
     try:
-        made.start("broker", "worker-io", "web")
-        yield made
+        workbench.start("broker", "worker-io", "web")
+        yield workbench
     finally:
-        made.end()
+        workbench.end()
 
 
 def test_a_newcomer_adds_what_comes_along_and_what_the_hub_has(bench: Workbench, page: Page) -> None:

@@ -1,5 +1,5 @@
-"""How work ends, in a real browser: a verdict with its button, an evaluation's report, results in the list; the
-training form's review and errors; a file's first rows before it is imported, and its rows afterwards."""
+"""Finished work in a real browser: a training's verdict and its button, an evaluation's report, results in the list.
+Also the training form's review and errors, and a file's rows before and after its import."""
 
 import json
 from collections.abc import Iterator
@@ -33,8 +33,10 @@ CUT = """(node) => [...node.querySelectorAll('.sp-settings label span')]
 
 @pytest.fixture(scope="module")
 def ended(workbench: Workbench) -> Iterator[dict[str, str]]:
-    """A training of 40 answers of 3,000 prompts that succeeded, and an evaluation; ids by what they are. The base is
-    their own: the draft has no files, and nobody may pick it as the best one."""
+    """Ids of a successful training on 40 answers of 3,000 prompts, of its evaluation and of their base.
+
+    The base is new, since the draft has no files and no other test may pick it as the best one.
+    """
     base = add_base(workbench, "ending base")
     settings, ids = workbench.settings, {}
     times = {"started_at": now(), "finished_at": now()}
@@ -42,9 +44,9 @@ def ended(workbench: Workbench) -> Iterator[dict[str, str]]:
         prompts = Dataset(name="ending prompts", kind="prompts", state="ready", rows=3_000)
         rows.add(prompts)
         rows.flush()
-        asked = {"source_id": prompts.id, "base_id": base, "max_tokens": 16, "limit": 40}
+        config = {"source_id": prompts.id, "base_id": base, "max_tokens": 16, "limit": 40}
         data = Dataset(id=new_id(), name="ending answers", kind="conversations", state="ready", rows=40, base_id=base)
-        data.source_id, data.config = prompts.id, asked
+        data.source_id, data.config = prompts.id, config
         data.path = str(write_answers(settings.home / "datasets" / data.id, 40, 48))
         rows.add(data)
         rows.flush()
@@ -54,16 +56,16 @@ def ended(workbench: Workbench) -> Iterator[dict[str, str]]:
         job.result = figures
         rows.add(job)
         rows.flush()
-        made = {"method": "medusa", "state": "ready", "base_id": base, "job_id": job.id, "figures": figures}
-        heads = Checkpoint(name="ending", dataset_id=data.id, **made)
+        draft_columns = {"method": "medusa", "state": "ready", "base_id": base, "job_id": job.id, "figures": figures}
+        heads = Checkpoint(name="ending", dataset_id=data.id, **draft_columns)
         measure = Job(name="Evaluate ending", kind="evaluate", queue="gpu", state="SUCCEEDED", result=MEASURED, **times)
         rows.add_all([heads, measure])
         rows.flush()
-        told = {"state": "ready", "base_id": base, "job_id": measure.id, "result": MEASURED}
-        found = Evaluation(name="ending", temperature=0.7, **told, **columns_of(MEASURED))
-        rows.add(found)
+        evaluation_columns = {"state": "ready", "base_id": base, "job_id": measure.id, "result": MEASURED}
+        evaluation = Evaluation(name="ending", temperature=0.7, **evaluation_columns, **columns_of(MEASURED))
+        rows.add(evaluation)
         rows.flush()
-        measure.request = {"evaluation_id": found.id}
+        measure.request = {"evaluation_id": evaluation.id}
         ids |= {"data": data.id, "job": job.id, "measure": measure.id, "base": base}
     yield ids
 
@@ -82,11 +84,11 @@ def test_a_training_ends_with_a_verdict_whose_button_opens_the_filled_form(
 def test_an_evaluations_job_shows_its_report(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
     open_page(page, f"{workbench.url}/runs?id={ended['measure']}")
     report = page.locator("#job-report")
-    for words in ("2.20 – 2.40 (95 %)", "1.40 – 1.60 × (95 %)", "Acceptance by depth", "61%", "math", "prose"):
-        expect(report).to_contain_text(words)
+    for text in ("2.20 – 2.40 (95 %)", "1.40 – 1.60 × (95 %)", "Acceptance by depth", "61%", "math", "prose"):
+        expect(report).to_contain_text(text)
 
 
-def test_what_a_button_said_goes_when_the_job_has_got_on(page: Page, workbench: Workbench) -> None:
+def test_the_message_of_a_button_disappears_when_the_job_ends(page: Page, workbench: Workbench) -> None:
     running = Job(name="stops", kind="train", queue="gpu", state="RUNNING", attempt=1, started_at=now())
     job_id = workbench.add(running)
     open_page(page, f"{workbench.url}/runs?id={job_id}")
@@ -120,8 +122,8 @@ def test_the_review_of_a_training_is_always_in_sight_and_says_what_is_wrong(
     for width in (400, 1024, 1920):
         page.set_viewport_size({"width": width, "height": 800})
         box(page, "set-lr").scroll_into_view_if_needed()
-        seen = "#train-line" if width < 900 else "#train-review .sp-tiles"
-        expect(page.locator(seen)).to_be_in_viewport()
+        selector = "#train-line" if width < 900 else "#train-review .sp-tiles"
+        expect(page.locator(selector)).to_be_in_viewport()
         expect(page.locator("#set-lr")).to_contain_text("Learning rate · lr")
         assert page.locator("#train-advanced").evaluate(CUT) == []
     box(page, "set-lr").fill("20")
@@ -154,7 +156,7 @@ def import_ended(workbench: Workbench, data_id: str) -> bool:
 
 
 def test_a_file_is_looked_at_mapped_imported_and_read(page: Page, workers: Workbench, tmp_path: Path) -> None:
-    """Columns by their own names; figures the moment the import ends; rows are paged and looked through."""
+    """A column is mapped by its name, figures appear when the import ends, and rows are paged and searched."""
     file = tmp_path / "fragen.jsonl"
     lines = [{"Frage": f"Wer ist Nummer {n}?", "Note": "x"} for n in range(30)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -192,7 +194,9 @@ def test_a_failed_import_says_in_a_sentence_what_was_wrong_and_offers_nothing_to
     expect(page.locator("#data-message-import")).to_contain_text("1 of them would be left out")
     page.locator("#data-submit").click()
     expect(page.locator("#data-message-import")).to_contain_text("every row would be left out, so nothing was imported")
-    job = submit(ImportPrompts(path=str(file)), name="nothing", settings=workers.settings)  # commands do not look first
+    job = submit(
+        ImportPrompts(path=str(file)), name="nothing", settings=workers.settings
+    )  # commands do not check the file first
     open_page(page, f"{workers.url}/data?id={job.request['dataset_id']}")
     head_is(page, "dataset-head", "failed")
     expect(page.locator("#generate")).to_be_hidden()
@@ -227,7 +231,7 @@ def test_two_sets_are_trained_on_and_measured_by_itself(page: Page, workers: Wor
         job = rows.get_one(Job, row_id(page))
         assert job.request["more_dataset_ids"] == [more.id]
         checkpoint = rows.get_one(Checkpoint, job.request["checkpoint_id"])
-        asked = rows.query(Evaluation).filter_by(checkpoint_id=checkpoint.id).one()
-        measuring = rows.get_one(Job, asked.job_id)
+        evaluation = rows.query(Evaluation).filter_by(checkpoint_id=checkpoint.id).one()
+        measuring = rows.get_one(Job, evaluation.job_id)
         assert job.estimated_seconds and measuring.estimated_seconds
     expect(page.locator("#verdict-evaluation")).to_be_visible()

@@ -1,5 +1,5 @@
-"""The leaderboard in a browser: sorting and narrowing are in the address, one evaluation opens and is deleted, files
-come down, and a matrix starts from its form."""
+"""The leaderboard in a browser: sorting and filters are in the address, an evaluation opens and is deleted, a file is
+downloaded, and a matrix starts from its form."""
 
 import re
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 
 
 def fill(workbench: Workbench, base: str, heads: str) -> None:
-    """Three evaluations of a checkpoint."""
+    """Add three evaluations of a checkpoint."""
     for number, (questions, speedup) in enumerate((("GSM8K", 1.25), ("HumanEval", 2.5), (f"Mine {HOSTILE}", 1.75))):
         values = {"state": "ready", "base_id": base, "checkpoint_id": heads, "questions": questions}
         values |= {"speedup": speedup, "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1, "tau": 3 - speedup}
@@ -30,7 +30,7 @@ def fill(workbench: Workbench, base: str, heads: str) -> None:
 
 
 def questions(page: Page) -> list[str]:
-    """Of the rows that are shown, in order."""
+    """The questions of the rows that are shown, in order."""
     return page.locator("#evaluations-table tbody td:nth-child(2)").all_inner_texts()
 
 

@@ -48,13 +48,13 @@ COLOR_RULES = ("color-contrast", "link-in-text-block")
 
 @pytest.fixture
 def page(page: Page) -> Page:
-    """A page that records layout shifts, also in later tests: scripts for each document stay with the tab."""
+    """A page that records layout shifts. It does so in later tests too: init scripts stay with the tab."""
     page.add_init_script(f"if (!window.seen) {{{OBSERVE}}}")
     return page
 
 
 def violations(page: Page, axe: str, only: tuple[str, ...] = ()) -> list[str]:
-    """Findings of axe-core on the drawn page, by all rules or by those of `only`: rule, elements and reason."""
+    """Findings of axe-core on the drawn page, by all rules or those of `only`: rule, elements, reason."""
     wait_drawn(page)
     if not page.evaluate("'axe' in window"):
         page.evaluate(axe)
@@ -62,10 +62,10 @@ def violations(page: Page, axe: str, only: tuple[str, ...] = ()) -> list[str]:
     if only:
         options |= {"runOnly": only, "rules": {}}
     run = f"axe.run(document, {json.dumps(options)}).then((report) => report.violations)"
-    found: list[dict[str, Any]] = page.evaluate(run)
+    findings: list[dict[str, Any]] = page.evaluate(run)
     return [
         f"{rule['id']}: {node['target']} {node['html'][:160]} ({node['failureSummary']})"
-        for rule in found
+        for rule in findings
         for node in rule["nodes"]
     ]
 
@@ -83,31 +83,31 @@ def check(page: Page, axe: str) -> Callable[[str], None]:
 
     def run(url: str) -> None:
         open_page(page, url)
-        still(page)
-        nothing_is_cut_off(page, VIEWPORT["width"])
+        assert_no_layout_shift(page)
+        assert_nothing_is_cut_off(page, VIEWPORT["width"])
         assert violations(page, axe) == []
         switch_theme(page, "dark")
         assert violations(page, axe, COLOR_RULES) == []
         for width in (700, 512):  # below and above the width at which tables become cards
             page.set_viewport_size({"width": width, "height": 900})
-            nothing_is_cut_off(page, width)
+            assert_nothing_is_cut_off(page, width)
         page.set_viewport_size({"width": 400, "height": 900})
         page.emulate_media(reduced_motion="no-preference")
         open_page(page, url)
-        still(page)
-        nothing_is_cut_off(page, 400)
+        assert_no_layout_shift(page)
+        assert_nothing_is_cut_off(page, 400)
 
     return run
 
 
-def nothing_is_cut_off(page: Page, width: int) -> None:
+def assert_nothing_is_cut_off(page: Page, width: int) -> None:
     """The page is not wider than the screen; wide tables scroll inside their frame."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(CUT_TABLES) == []
 
 
-def still(page: Page) -> None:
+def assert_no_layout_shift(page: Page) -> None:
     seen = page.evaluate("window.seen")
     assert seen["shift"] < MAX_SHIFT, seen["moved"]
 

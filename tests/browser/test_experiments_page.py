@@ -1,4 +1,4 @@
-"""Experiments in a real browser: made, filled from the list of jobs, read, taken away, renamed and deleted."""
+"""Experiments in a real browser: created, filled from the list of jobs, shown, emptied, noted and deleted."""
 
 import csv
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
 from tests.browser.furnished import open_drawn, open_page
-from tests.browser.test_trainings_page import gone
+from tests.browser.test_trainings_page import remove_trainings
 from tests.browser.trainings import add_trainings
 from tests.browser.workbench import Workbench
 from tracking.changes import rename
@@ -20,27 +20,27 @@ NAME = "<b>rates</b> ${1}"
 
 
 @pytest.fixture
-def three(workbench: Workbench) -> Iterator[list[str]]:
+def job_ids(workbench: Workbench) -> Iterator[list[str]]:
     ids = add_trainings(workbench)
-    before = known(workbench)
+    before = experiment_ids(workbench)
     yield ids
-    gone(workbench, ids)
-    with writing(workbench.settings) as session:  # others' experiments have jobs of theirs
+    remove_trainings(workbench, ids)
+    with writing(workbench.settings) as session:  # experiments of other tests still have jobs
         session.query(Experiment).filter(Experiment.id.not_in(before)).delete()
 
 
-def known(workbench: Workbench) -> list[str]:
+def experiment_ids(workbench: Workbench) -> list[str]:
     """Ids of the experiments of other tests."""
     with reading(workbench.settings) as session:
         return list(session.scalars(select(Experiment.id)))
 
 
-def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench, three: list[str]) -> None:
+def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench, job_ids: list[str]) -> None:
     open_page(page, f"{workbench.url}/runs")
     page.get_by_role("navigation", name="Pages of Runs").get_by_role("link", name="Experiments").click()
     expect(page.locator("#experiments-table")).to_be_visible()
-    made = workbench.add(Experiment(name=NAME))
-    open_drawn(page, f"{workbench.url}/runs/experiments?id={made}")
+    experiment_id = workbench.add(Experiment(name=NAME))
+    open_drawn(page, f"{workbench.url}/runs/experiments?id={experiment_id}")
     expect(page.locator("#experiment-head h1")).to_have_text(NAME)
     expect(page.locator("#experiment-jobs")).to_contain_text("No jobs yet")
     address = page.url
@@ -50,9 +50,9 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     field = page.get_by_role("combobox", name="Experiment (existing or new)")
     field.press_sequentially(NAME[:5])
     with writing(workbench.settings) as session:
-        rename(session, session.get_one(Job, three[0]), "Train slow again")
+        rename(session, session.get_one(Job, job_ids[0]), "Train slow again")
     expect(page.get_by_role("checkbox", name="Select Train slow again", exact=True)).to_be_checked()
-    page.keyboard.type(NAME[5:])  # the list was drawn anew meanwhile
+    page.keyboard.type(NAME[5:])  # the list was redrawn meanwhile
     expect(field).to_have_value(NAME)
     page.get_by_role("button", name="Add to experiment").click()
     expect(page.locator("#jobs-bulk-message")).to_contain_text("Added to the experiment: 3.")
@@ -63,17 +63,17 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     expect(page.locator("#trainings-charts .sp-charts:not(details *) figure")).to_have_count(3)
 
 
-def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workbench, three: list[str]) -> None:
-    made = workbench.add(Experiment(name="sizes"))
+def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workbench, job_ids: list[str]) -> None:
+    experiment_id = workbench.add(Experiment(name="sizes"))
     with writing(workbench.settings) as session:
-        for job_id in three:
-            session.get_one(Job, job_id).experiment_id = made
-    open_page(page, f"{workbench.url}/runs/experiments?id={made}")
+        for job_id in job_ids:
+            session.get_one(Job, job_id).experiment_id = experiment_id
+    open_page(page, f"{workbench.url}/runs/experiments?id={experiment_id}")
     with page.expect_download() as caught:
         page.get_by_role("link", name="CSV", exact=True).click()
     assert caught.value.suggested_filename == "sizes.csv"
     rows = list(csv.DictReader(caught.value.path().read_text("utf-8-sig").splitlines()))
-    assert {row["job_id"] for row in rows} == set(three) and len(rows) == 6
+    assert {row["job_id"] for row in rows} == set(job_ids) and len(rows) == 6
     page.get_by_role("checkbox", name="Select Train wild", exact=True).check()
     page.get_by_role("button", name="Remove from the experiment").click()
     page.get_by_role("button", name="Remove from the experiment? The jobs are not deleted.").click()
@@ -89,17 +89,17 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     page.wait_for_url("**/runs/experiments")
     expect(page.locator("#experiments-table")).not_to_contain_text("sizes")
     with reading(workbench.settings) as session:
-        assert session.scalars(select(Job.experiment_id).where(Job.id.in_(three))).all() == [None] * 3
+        assert session.scalars(select(Job.experiment_id).where(Job.id.in_(job_ids))).all() == [None] * 3
 
 
 def test_a_training_is_started_in_an_experiment(page: Page, workbench: Workbench) -> None:
-    made = workbench.add(Experiment(name="amounts"))
+    experiment_id = workbench.add(Experiment(name="amounts"))
     try:
-        open_drawn(page, f"{workbench.url}/runs/new?experiment={made}")
+        open_drawn(page, f"{workbench.url}/runs/new?experiment={experiment_id}")
         expect(page.locator("#train-experiment input")).to_have_value("amounts")
-        open_page(page, f"{workbench.url}/runs/experiments?id={made}")
+        open_page(page, f"{workbench.url}/runs/experiments?id={experiment_id}")
         page.get_by_role("link", name="Train another draft").click()
-        page.wait_for_url(f"**/runs/new?experiment={made}")
+        page.wait_for_url(f"**/runs/new?experiment={experiment_id}")
     finally:
         with writing(workbench.settings) as session:
-            session.query(Experiment).filter_by(id=made).delete()
+            session.query(Experiment).filter_by(id=experiment_id).delete()

@@ -1,4 +1,4 @@
-"""What a user entered in a form is in the URL, so that a reload keeps it."""
+"""The values of a form are in the URL, so that a reload keeps them."""
 
 import re
 

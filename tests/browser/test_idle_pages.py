@@ -1,4 +1,4 @@
-"""Pages that are open while nothing happens cost next to nothing, and are fresh when something does."""
+"""Open pages cause little traffic while nothing happens, and update when something does."""
 
 import re
 import time
@@ -26,40 +26,40 @@ COUNT_FRAMES = """
 
 
 def ended_jobs(bench: Workbench, count: int, prefix: str) -> list[str]:
-    """Rows that no worker touches, older than all others."""
+    """Add ended jobs that are older than all others; returns their ids."""
     old = now() - timedelta(days=9)
     with writing(bench.settings) as rows:
-        made = [
+        jobs = [
             Job(name=f"{prefix} {n}", kind="train", queue="gpu", state="CANCELLED", created_at=old - timedelta(hours=n))
             for n in range(count)
         ]
-        rows.add_all(made)
+        rows.add_all(jobs)
         rows.flush()
-        return [job.id for job in made]
+        return [job.id for job in jobs]
 
 
 @pytest.fixture
-def many(workbench: Workbench) -> Iterator[list[str]]:
-    made = ended_jobs(workbench, 110, "ancient")
-    yield made
+def old_jobs(workbench: Workbench) -> Iterator[list[str]]:
+    job_ids = ended_jobs(workbench, 110, "ancient")
+    yield job_ids
     with writing(workbench.settings) as rows:
-        rows.query(Job).filter(Job.id.in_(made)).delete()
+        rows.query(Job).filter(Job.id.in_(job_ids)).delete()
 
 
 class Traffic:
-    """What a page asks of the server."""
+    """Counts a page's requests to handlers and for changes."""
 
     def __init__(self, page: Page):
-        self.handlers = self.questions = 0
+        self.handlers = self.polls = 0
         page.on("request", lambda request: self._note(request.url))
 
     def _note(self, url: str) -> None:
         self.handlers += "/gradio_api/run/" in url or "/gradio_api/queue/" in url
-        self.questions += "/api/changes" in url
+        self.polls += "/api/changes" in url
 
 
 def open_idle(page: Page, workbench: Workbench) -> dict[str, Page]:
-    """Three pages in tabs of their own, drawn and with nothing left to load."""
+    """Open three pages in their own tabs and wait until they are drawn and have loaded everything."""
     pages = {path: page.context.new_page() for path in ("/runs", "/", "/models/drafts")}
     for path, opened in pages.items():
         opened.goto(workbench.url + path)
@@ -76,22 +76,22 @@ def test_idle_pages_call_no_handler_ask_ever_less_often_and_hidden_ones_nothing(
     hidden = open_idle(page, workbench)
     for opened in hidden.values():
         opened.evaluate(HIDE, True)
-    of_hidden = {path: Traffic(opened) for path, opened in hidden.items()}
-    of_seen = {path: Traffic(opened) for path, opened in open_idle(page, workbench).items()}
+    hidden_traffic = {path: Traffic(opened) for path, opened in hidden.items()}
+    visible_traffic = {path: Traffic(opened) for path, opened in open_idle(page, workbench).items()}
     began = time.monotonic()
-    requests_no_frames(page, furnished)
+    assert_requests_no_frames(page, furnished)
     page.wait_for_timeout(max(0.0, 6000 - 1000 * (time.monotonic() - began)))
-    for path, traffic in of_seen.items():
+    for path, traffic in visible_traffic.items():
         assert traffic.handlers == 0, path
-        assert 1 <= traffic.questions <= 5, f"{path}: once a second would be 6"
-    for path, traffic in of_hidden.items():
-        assert (traffic.handlers, traffic.questions) == (0, 0), f"{path}: a hidden tab asks nothing"
+        assert 1 <= traffic.polls <= 5, f"{path}: once a second would be 6"
+    for path, traffic in hidden_traffic.items():
+        assert (traffic.handlers, traffic.polls) == (0, 0), f"{path}: a hidden tab asks nothing"
     for opened in hidden.values():
         with opened.expect_request("**/api/changes*"):
             opened.evaluate(HIDE, False)
 
 
-def requests_no_frames(page: Page, furnished: Furnished) -> None:
+def assert_requests_no_frames(page: Page, furnished: Furnished) -> None:
     """An idle page with charts draws nothing, and nothing moves on it."""
     opened = page.context.new_page()
     opened.add_init_script(COUNT_FRAMES)  # scripts keep the function that they find when they are loaded
@@ -103,7 +103,7 @@ def requests_no_frames(page: Page, furnished: Furnished) -> None:
 
 
 def test_a_page_of_a_long_list_keeps_its_numbers_while_the_list_grows(
-    page: Page, workbench: Workbench, many: list[str]
+    page: Page, workbench: Workbench, old_jobs: list[str]
 ) -> None:
     page.goto(f"{workbench.url}/runs")
     pager, links = page.locator("#jobs-table .sp-pager"), page.locator("#jobs-table a[data-pick]")

@@ -1,4 +1,4 @@
-"""Lists in a real browser: looked through, ordered, kept in the address; several rows cancelled and deleted at once."""
+"""Lists in a real browser: search, order and filter are in the address; rows are cancelled and deleted together."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -20,7 +20,7 @@ def rows(page: Page, name: str = "jobs"):
     return page.locator(f"#{name}-table a[data-pick]")
 
 
-def test_what_a_list_is_asked_for_is_in_the_address(page: Page, furnished: Furnished) -> None:
+def test_the_search_of_a_list_is_in_the_address(page: Page, furnished: Furnished) -> None:
     open_drawn(page, f"{furnished.url}/runs")
     expect(rows(page)).to_have_count(11)
     page.locator("#jobs-find input, #jobs-find textarea").press_sequentially("heads 3")
@@ -84,21 +84,21 @@ def test_columns_are_chosen_by_keyboard_and_remembered(page: Page, furnished: Fu
 
 
 @pytest.fixture
-def three(workbench: Workbench) -> Iterator[list[str]]:
-    """Two jobs that ended and one that waits for one that never will."""
+def job_ids(workbench: Workbench) -> Iterator[list[str]]:
+    """Ids of two jobs that ended and of one that waits for the failed one."""
     old = now() - timedelta(days=3)
     with writing(workbench.settings) as session:
         first = Job(name="bulk failed", kind="train", queue="gpu", state="FAILED", created_at=old)
         session.add(first)
         session.flush()
-        made = [
+        jobs = [
             first,
             Job(name="bulk done", kind="train", queue="gpu", state="SUCCEEDED", created_at=old),
             Job(name="bulk waits", kind="train", queue="gpu", state="QUEUED", created_at=old, after_id=first.id),
         ]
-        session.add_all(made)
+        session.add_all(jobs)
         session.flush()
-        ids = [job.id for job in made]
+        ids = [job.id for job in jobs]
     yield ids
     with writing(workbench.settings) as session:
         for job_id in reversed(ids):
@@ -107,9 +107,9 @@ def three(workbench: Workbench) -> Iterator[list[str]]:
                 session.flush()
 
 
-def test_jobs_are_cancelled_and_deleted_together(page: Page, workbench: Workbench, three: list[str]) -> None:
+def test_jobs_are_cancelled_and_deleted_together(page: Page, workbench: Workbench, job_ids: list[str]) -> None:
     open_page(page, f"{workbench.url}/runs?find=bulk")
-    bar, said = page.locator(".sp-bulk"), page.locator("#jobs-bulk-message")
+    bar, message = page.locator(".sp-bulk"), page.locator("#jobs-bulk-message")
     expect(rows(page)).to_have_count(3)
     expect(bar).to_be_hidden()
     page.get_by_label("Select bulk waits").check()
@@ -117,19 +117,19 @@ def test_jobs_are_cancelled_and_deleted_together(page: Page, workbench: Workbenc
     assert page.get_by_label("Select bulk waits").evaluate(ticked) == ["auto", "none"], "a white tick on nothing"
     expect(bar).to_contain_text("1 selected")
     bar.get_by_role("button", name="Cancel").click()
-    expect(said).to_contain_text("Stop requested: 1.")
+    expect(message).to_contain_text("Stop requested: 1.")
     expect(page.locator("#jobs-table", has_text="Cancelled")).to_be_visible()
     page.get_by_label("Select bulk done").check()
     bar.get_by_role("button", name="Select page").click()
     expect(bar).to_contain_text("3 selected")
     bar.get_by_role("button", name="Delete").click()
     with reading(workbench.settings) as session:
-        assert session.get(Job, three[0]) is not None, "it asks first"
+        assert session.get(Job, job_ids[0]) is not None, "it asks first"
     bar.get_by_role("button", name="Delete permanently?").click()
-    expect(said).to_contain_text("Deleted: 3.")
+    expect(message).to_contain_text("Deleted: 3.")
     expect(page.locator("#jobs-table .sp-empty")).to_be_visible()
     with reading(workbench.settings) as session:
-        assert all(session.get(Job, job_id) is None for job_id in three)
+        assert all(session.get(Job, job_id) is None for job_id in job_ids)
 
 
 def test_checkpoints_are_deleted_together(page: Page, workbench: Workbench) -> None:

@@ -1,4 +1,4 @@
-"""The password in front of the pages, in a real browser."""
+"""Login with a password or a printed link, in a real browser."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,14 +38,14 @@ def test_one_logs_in_works_and_logs_out(locked: Workbench, page: Page, tmp_path:
     cookies = page.context.cookies()
     page.get_by_role("button", name="Log out").click()
     page.wait_for_url(f"{locked.url}/login")
-    page.context.add_cookies(cookies)  # a copy that someone kept
+    page.context.add_cookies(cookies)  # a copy of the old cookies
     assert page.request.get(f"{locked.url}/gradio_api/info").status == 401
     assert page.request.get(f"{locked.url}/healthz").status == 200
     assert "cinnamon" not in locked.log("web").read_text()
 
 
 def upload(page: Page, bench: Workbench, folder: Path) -> None:
-    """Import a file of one's own; the job says whose it is."""
+    """Import a file; the list of jobs shows the user's name."""
     (folder / "my prompts ü.jsonl").write_text('{"prompt": "Why is the sky blue?"}\n')
     page.goto(f"{bench.url}/data")
     page.locator("#data-import button").first.click()
@@ -59,7 +59,7 @@ def upload(page: Page, bench: Workbench, folder: Path) -> None:
     expect(page.locator("#jobs-table")).to_contain_text("Import prompts · Ada <b>Lovelace</b>")
 
 
-def test_a_printed_link_lets_one_browser_in_and_the_next_is_asked_for_another(
+def test_a_printed_link_lets_one_browser_in_and_a_second_browser_needs_another_link(
     page: Page, browser: Browser, tmp_path: Path
 ) -> None:
     bench = make_workbench(tmp_path / "home", SPECULOOS_LOGIN="token")
@@ -83,6 +83,6 @@ def test_a_printed_link_lets_one_browser_in_and_the_next_is_asked_for_another(
         other.keyboard.press("Enter")
         other.wait_for_url(f"{bench.url}/")
         second.close()
-        page.goto("about:blank")  # or its next question would find the server gone
+        page.goto("about:blank")  # the page must not poll a stopped server
     finally:
         bench.end()

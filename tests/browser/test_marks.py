@@ -1,4 +1,4 @@
-"""Whose a token is, also of several that make a character; its step beside it on a phone; speedups that hold."""
+"""The origin of tokens and of characters of several tokens; steps on a phone; when a speedup is shown."""
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -7,7 +7,7 @@ from app import turns
 from decoding.step import EmittedToken, Step
 from decoding.text import TextStream
 from tests.browser.conftest import watch
-from tests.browser.test_playground import answered, nothing_is_covered, start_long_chat, stored
+from tests.browser.test_playground import answered, assert_nothing_is_covered, start_long_chat, stored
 from tests.browser.workbench import Workbench
 from tests.tiny import tiny_tokenizer
 from tests.tools.running import wait_for
@@ -20,11 +20,11 @@ ORIGINS = (("draft",) * 4, ("target",) * 4, ("draft", "draft", "draft", "target"
 
 
 def store_emoji(workbench: Workbench) -> str:
-    """A chat whose answer is three emoji of four tokens each, dealt out by ORIGINS; returns its id."""
+    """A chat whose answer is three emoji of four tokens each, with origins from ORIGINS; returns its id."""
     tokenizer = tiny_tokenizer()
     ids = tokenizer(EMOJI)["input_ids"]
     assert len(ids) == 12
-    origins = [origin for each in ORIGINS for origin in each]
+    origins = [origin for group in ORIGINS for origin in group]
     emitted = [EmittedToken(token, origin, 1) for token, origin in zip(ids, origins, strict=True)]
     steps = [Step(i, "verify", tuple(emitted[2 * i : 2 * i + 2])) for i in range(6)]
     records = list(TextStream(tokenizer).records(steps))
@@ -46,15 +46,15 @@ def test_a_character_of_several_tokens_shows_whose_they_all_were(page: Page, wor
     assert "one character of 4 tokens, 3 of them drafted" in tokens.nth(2).get_attribute("title")
 
 
-def phone(browser: Browser, wrong: list[str]) -> Page:
+def phone(browser: Browser, page_errors: list[str]) -> Page:
     context = browser.new_context(viewport={"width": 400, "height": 800}, has_touch=True)
-    watch(context, wrong)
+    watch(context, page_errors)
     return context.new_page()
 
 
 @pytest.fixture(scope="module")
 def long_chat(workbench: Workbench) -> str:
-    """A chat of a long drafted answer, which begins after a short plain one has ended elsewhere; its id."""
+    """Id of a chat with a long drafted answer that starts after a short plain answer in another chat."""
     plain, refused = turns.next_turn(
         workbench.settings, "", "tiny", "Short and plain", turns.TurnOptions(max_tokens=24)
     )
@@ -66,8 +66,8 @@ def long_chat(workbench: Workbench) -> str:
 def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(
     browser: Browser, workbench: Workbench, long_chat: str
 ) -> None:
-    wrong: list[str] = []
-    page = phone(browser, wrong)
+    page_errors: list[str] = []
+    page = phone(browser, page_errors)
     page.goto(f"{workbench.url}/playground?chat={long_chat}")
     turn = answered(page)
     _, steps = stored(workbench, turn.get_attribute("data-run"))
@@ -83,7 +83,7 @@ def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(
     assert abs(box["y"] - tapped["y"]) < 500
     popover.get_by_role("button", name="Close").tap()
     expect(popover).to_have_count(0)
-    node.tap()  # lets the step go
+    node.tap()  # deselects the step
     node.tap()
     expect(popover).to_be_visible()
     page.locator(".sp-question").tap()
@@ -92,13 +92,13 @@ def test_on_a_phone_a_tapped_token_shows_its_step_beside_it(
     expect(page.locator(f'#chats li[data-chat="{long_chat}"] a')).to_be_in_viewport()
     page.keyboard.press("Escape")
     expect(page.locator("#chats")).to_be_hidden()
-    nothing_is_covered(page)
+    assert_nothing_is_covered(page)
     page.context.close()
-    assert not wrong, wrong
+    assert not page_errors, page_errors
 
 
 def test_a_plain_answer_of_another_length_is_no_reference(page: Page, workbench: Workbench, long_chat: str) -> None:
-    """A long drafted answer after a short plain one: no speedup is shown, but the button that measures."""
+    """After a short plain answer, a long drafted one shows no speedup, but the button that measures it."""
     page.goto(f"{workbench.url}/playground?chat={long_chat}")
     run, _ = stored(workbench, answered(page).get_attribute("data-run"))
     assert "plain_tokens_per_second" not in run["summary"] and "speedup" not in run["summary"]
@@ -108,7 +108,7 @@ def test_a_plain_answer_of_another_length_is_no_reference(page: Page, workbench:
 
 
 def stored_pair(workbench: Workbench, load: float, plain_load: float) -> str:
-    """A drafted answer and the plain run that was measured for it, under these loads; returns the chat's id."""
+    """Store a drafted answer and its plain run, measured under these loads; returns the chat's id."""
     step = {"index": 1, "kind": "verify", "tokens": [{"id": 1, "text": "a", "origin": "draft", "depth": 1, "rank": 0}]}
     draft = {"tokens": [1], "texts": ["a"], "parents": [-1], "depths": [1], "ranks": [0], "logprobs": [0.0]}
     step |= {"draft": draft, "accepted": [0], "counted": True, "finish": None}
@@ -118,11 +118,11 @@ def stored_pair(workbench: Workbench, load: float, plain_load: float) -> str:
     with writing(workbench.settings) as rows:
         run = runs.create_run(rows, "chat", "tiny@heads", request, turns.new_id())
         plain = runs.create_run(rows, "compare", "tiny", request, run.id)
-        for made, speed, share in ((run, 60.0, load), (plain, 30.0, plain_load)):
-            runs.start_run(rows, made.id)
-            runs.add_steps(rows, made.id, [step])
+        for measured_run, speed, share in ((run, 60.0, load), (plain, 30.0, plain_load)):
+            runs.start_run(rows, measured_run.id)
+            runs.add_steps(rows, measured_run.id, [step])
             summary = figures | {"decode_tokens_per_second": speed, "other_load": share}
-            runs.finish_run(rows, made.id, "a", summary)
+            runs.finish_run(rows, measured_run.id, "a", summary)
         return str(run.group_id)
 
 
@@ -139,13 +139,13 @@ def test_a_speedup_under_another_load_is_marked_as_noisy_and_can_be_measured_aga
     else:
         expect(page.locator(".sp-tile-note", has_text="other programs used 10 %")).to_contain_text("and 80 % during")
         expect(retry).to_have_text("Measure the speedup again")
-        with page.expect_response("**/plain?again=true") as answer:
+        with page.expect_response("**/plain?again=true") as response_info:
             retry.click()
-        assert answer.value.json()["state"] == "QUEUED", "another measurement, not the noisy one"
+        assert response_info.value.json()["state"] == "QUEUED", "another measurement, not the noisy one"
 
 
-def test_a_model_that_loads_is_not_said_to_be_off(page: Page, workbench: Workbench) -> None:
-    """A run that waits: its page says what it waits for, not that there is no speculation."""
+def test_speculation_is_not_called_off_while_the_model_loads(page: Page, workbench: Workbench) -> None:
+    """The page of a waiting run says what it waits for, not that speculation is off."""
     with writing(workbench.settings) as rows:
         request = {"messages": [{"role": "user", "content": "wait"}], "chat": {"after": ""}}
         run = runs.create_run(rows, "chat", "tiny@heads", request, turns.new_id())

@@ -1,4 +1,4 @@
-"""The Playground in a real browser against real servers: what is streamed, shown, replayed and stopped."""
+"""The Playground in a real browser against real servers: answers are streamed, shown, replayed and stopped."""
 
 import re
 import time
@@ -21,7 +21,7 @@ LONG = turns.TurnOptions(max_tokens=900)
 
 
 def open_playground(page: Page, workbench: Workbench, query: str = "") -> None:
-    """The page with its pickers filled: by default with the best draft of the first base."""
+    """Open the page and wait until its pickers are filled, by default with the best draft of the first base."""
     page.goto(f"{workbench.url}/playground{query}")
     expect(page.locator("#base input")).to_have_value(re.compile(".+"))
     expect(page.locator("#draft input")).to_have_value(re.compile(".+"))
@@ -43,7 +43,7 @@ def stored(workbench: Workbench, run_id: str) -> tuple[dict, list[dict]]:
         return runs.run_view(runs.get_run(rows, run_id)), runs.steps_after(rows, run_id, limit=10_000)
 
 
-def whose(token: dict) -> str:
+def origin_of(token: dict) -> str:
     """The origin of a token, or of all that make a character with it."""
     origins = set(token.get("origins", [token["origin"]]))
     return origins.pop() if len(origins) == 1 else "mixed"
@@ -73,17 +73,17 @@ def test_tokens_figures_and_steps_are_shown_as_they_were_recorded(page: Page, wo
     ask(page, "hello there")
     turn = answered(page)
     run, steps = stored(workbench, turn.get_attribute("data-run"))
-    shows_tokens(page, turn, run, steps)
+    check_tokens(page, turn, run, steps)
     summary = run["summary"]
     expect(page.locator('[data-figure="tau"]')).to_have_text(f"{summary['mean_accepted_length']:.2f}")
     expect(page.locator('[data-figure="speed"]')).to_have_text(f"{summary['decode_tokens_per_second']:.1f}")
     expect(page.locator(".sp-bars li")).to_have_count(len(summary["acceptance_by_depth"]))
-    shows_trees(page, turn, steps)
+    check_trees(page, turn, steps)
 
 
-def shows_tokens(page: Page, turn, run: dict, steps: list[dict]) -> None:
+def check_tokens(page: Page, turn, run: dict, steps: list[dict]) -> None:
     """Every token has the origin that the verifier recorded, and looks like it."""
-    expected = [[t["text"], whose(t)] for step in steps for t in step["tokens"] if t["text"]]
+    expected = [[t["text"], origin_of(t)] for step in steps for t in step["tokens"] if t["text"]]
     assert shown_tokens(turn) == expected
     assert {"draft", "target"} <= {origin for _, origin in expected}
     assert shown_text(turn) == run["text"]
@@ -97,8 +97,8 @@ def shows_tokens(page: Page, turn, run: dict, steps: list[dict]) -> None:
     page.emulate_media(forced_colors="none")
 
 
-def shows_trees(page: Page, turn, steps: list[dict]) -> None:
-    """The newest step's drafted tree stands beside the answer, then that of a step that is clicked. None pops up."""
+def check_trees(page: Page, turn, steps: list[dict]) -> None:
+    """The newest step's drafted tree is shown beside the answer, then that of a clicked step, and no popover opens."""
     detail = page.locator(".sp-detail")
     newest = [s["index"] for s in steps if s["draft"]["tokens"]][-1]
     expect(detail.locator("h2")).to_contain_text(f"Step {newest}:")
@@ -108,19 +108,19 @@ def shows_trees(page: Page, turn, steps: list[dict]) -> None:
     expect(nodes).to_have_count(len(step["draft"]["tokens"]))
     expect(detail.locator(".tr-node.sp-accepted")).to_have_count(len(step["accepted"]))
     expect(page.locator(".sp-popover")).to_have_count(0)
-    nothing_is_covered(page)
+    assert_nothing_is_covered(page)
     first = detail.locator('.tr-node[data-node="0"]')
     first.focus()
     page.keyboard.press("ArrowDown")
-    told = page.evaluate("document.activeElement.ariaLabel")
-    assert re.fullmatch(r"“.+”, depth \d, (accepted|rejected), q [\d.]+ %", told), told
-    expect(detail.locator(".tr-told")).to_have_text(told)
+    label = page.evaluate("document.activeElement.ariaLabel")
+    assert re.fullmatch(r"“.+”, depth \d, (accepted|rejected), q [\d.]+ %", label), label
+    expect(detail.locator(".tr-told")).to_have_text(label)
     page.locator(".tr-tokens").press("ArrowRight")
     later = [s["index"] for s in steps if s["index"] > step["index"]][0]
     expect(detail.locator("h2")).to_contain_text(f"Step {later}:")
 
 
-def nothing_is_covered(page: Page) -> None:
+def assert_nothing_is_covered(page: Page) -> None:
     """The page is as high as the window, and the composer begins where the conversation ends."""
     assert page.evaluate("document.scrollingElement.scrollHeight <= innerHeight")
     above = page.locator(".sp-stage, .sp-conversation").evaluate_all(
@@ -136,16 +136,16 @@ def test_a_plain_run_of_the_same_prompt_gives_the_speedup(page: Page, workbench:
     turn = answered(page)
     run, _ = stored(workbench, turn.get_attribute("data-run"))
     page.locator("#run-plain").click()
-    told = page.locator(".sp-tile-note", has_text=re.compile("baseline, same prompt|Noisy"))
-    expect(told).to_be_visible(timeout=60_000)
+    note = page.locator(".sp-tile-note", has_text=re.compile("baseline, same prompt|Noisy"))
+    expect(note).to_be_visible(timeout=60_000)
     with reading(workbench.settings) as rows:
         plain = runs.group_runs(rows, run["id"])[0]
     assert plain.model == "tiny"
     ratio = run["summary"]["decode_tokens_per_second"] / plain.summary["decode_tokens_per_second"]
-    like = are_loads_comparable(run["summary"]["other_load"], plain.summary["other_load"])
-    expect(page.locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×" if like else f"≈ {ratio:.2f}×")
+    comparable = are_loads_comparable(run["summary"]["other_load"], plain.summary["other_load"])
+    expect(page.locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×" if comparable else f"≈ {ratio:.2f}×")
     page.reload()
-    expect(told).to_be_visible()
+    expect(note).to_be_visible()
 
 
 def test_a_long_answer_goes_on_after_a_reload_and_in_a_second_tab_and_is_replayed_at_once(
@@ -241,7 +241,7 @@ def test_a_chat_remembers_its_turns_and_a_new_one_forgets_them(page: Page, workb
     assert len(run["request"]["messages"]) == 1
 
 
-def test_speculation_off_is_said_with_its_reason(page: Page, workbench: Workbench) -> None:
+def test_the_page_says_why_speculation_is_off(page: Page, workbench: Workbench) -> None:
     open_playground(page, workbench, "?model=tiny")
     expect(page.locator("#why-off")).to_contain_text("Speculation is off: no draft is selected")
     page.get_by_role("button", name="What is photosynthesis?").click()  # an example is sent at once
@@ -274,8 +274,8 @@ def test_a_question_can_be_asked_again_taken_back_and_removed(page: Page, workbe
     assert "chat=" not in page.url
 
 
-def test_a_restarted_web_process_loses_nothing(page: Page, workbench: Workbench, wrong: list[str]) -> None:
-    """The page goes on by itself. It may complain about the time in between."""
+def test_a_restarted_web_process_loses_nothing(page: Page, workbench: Workbench, page_errors: list[str]) -> None:
+    """The page reconnects by itself. It may log errors about the time in between."""
     chat = start_long_chat(workbench)
     page.goto(f"{workbench.url}/playground?chat={chat}")
     page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 5")
@@ -287,4 +287,4 @@ def test_a_restarted_web_process_loses_nothing(page: Page, workbench: Workbench,
     page.locator("#new-chat").click()
     ask(page, "still there?")
     answered(page)
-    wrong.clear()
+    page_errors.clear()

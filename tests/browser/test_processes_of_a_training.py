@@ -1,4 +1,4 @@
-"""A drill: of a training in two processes, started from the page, each process is killed once."""
+"""A drill that kills each process of a two-process training, started from the page, once."""
 
 import os
 import signal
@@ -65,15 +65,17 @@ def job_of(bench: Workbench, job_id: str) -> Job:
 
 
 def kill(bench: Workbench, job_id: str, attempt: int, victim: int) -> None:
-    """Kill rank 0, rank 1 or the job's own process (2), once the attempt has gone on by some steps."""
+    """Kill rank 0, rank 1 or the job's own process (2), once the attempt has made some more steps."""
     before = job_of(bench, job_id).done
     wait_until(lambda: (job := job_of(bench, job_id)).attempt == attempt and job.done > before + 10, 120, "some steps")
     child = job_of(bench, job_id).child["pid"]
-    own = ranks(child)
-    assert len(own) == 2 and not any(map(is_listening_elsewhere, own))
-    os.kill((own[0].pid, own[1].pid, child)[victim], signal.SIGKILL)
+    rank_processes = ranks(child)
+    assert len(rank_processes) == 2 and not any(map(is_listening_elsewhere, rank_processes))
+    os.kill((rank_processes[0].pid, rank_processes[1].pid, child)[victim], signal.SIGKILL)
     wait_until(lambda: job_of(bench, job_id).attempt == attempt + 1, 120, "the next attempt")
-    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in own), "all ended together"
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in rank_processes), (
+        "all ended together"
+    )
 
 
 def test_a_training_whose_processes_are_all_killed_in_turn_equals_an_undisturbed_one(
@@ -91,7 +93,7 @@ def test_a_training_whose_processes_are_all_killed_in_turn_equals_an_undisturbed
     assert isinstance(request, Train) and (job.attempt, job.done) == (4, STEPS)
     config = config_for(request.method, request.recipe, {**request.settings, "device": "cpu"})
     undisturbed = train_in_processes(2, (), SilentReporter(), config, base.path, data.path, tmp_path, sharding="fsdp")
-    expected, found = (
+    expected, actual = (
         load_file(folder / "model.safetensors") for folder in (undisturbed.folder, Path(checkpoint.path))
     )
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())

@@ -1,9 +1,9 @@
-"""Servers as targets of Playground and Compare, in a real browser: a server of the test replays recorded streams."""
+"""Servers as targets of Playground and Compare, in a real browser: a test server replays recorded streams."""
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_compare import finished
+from tests.browser.test_compare import wait_finished
 from tests.browser.test_playground import ask, shown_text
 from tests.browser.workbench import Workbench
 from tests.tools.served_replay import Replay, replaying
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.browser
 def replay(workbench: Workbench):
     """The endpoint `served`, added to the settings while the workbench runs."""
     path = workbench.settings.home / "settings.toml"
-    with replaying() as made:
-        path.write_text(f'[endpoints.served]\nurl = "{made.url}"\n')
-        yield made
+    with replaying() as replay_server:
+        path.write_text(f'[endpoints.served]\nurl = "{replay_server.url}"\n')
+        yield replay_server
         path.unlink()
 
 
@@ -55,7 +55,7 @@ def test_llamacpps_totals_are_shown_and_no_token_is_colored(page: Page, workbenc
     expect(page.locator(".sp-side")).to_contain_text("15 of 69 drafted tokens accepted, as counted by llama.cpp")
 
 
-def test_a_servers_response_is_stopped_and_its_failure_is_told(
+def test_a_servers_response_is_stopped_and_its_failure_is_shown(
     page: Page, workbench: Workbench, replay: Replay
 ) -> None:
     replay.waits_after = 8
@@ -76,7 +76,7 @@ def test_a_server_is_compared_with_ours_and_itself(page: Page, workbench: Workbe
     page.goto(f"{workbench.url}/playground/compare?models=@served,tiny@heads&prompt=hello")
     expect(page.locator("#compare-prompt textarea")).to_have_value("hello")
     page.locator("#compare-run").click()
-    finished(page)
+    wait_finished(page)
     columns = page.locator(".sp-column")
     expect(columns.locator("h2")).to_have_text(["served · server", "tiny@heads"])
     expect(columns.nth(1).locator(".sp-match")).to_contain_text("differs from the first column at token 1")

@@ -1,4 +1,4 @@
-"""llama.cpp started from the page: data through it, a chat, a comparison; killed, with its worker, and stopped."""
+"""llama.cpp started from the page: it generates data, chats, is compared, killed, restarted and stopped."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from speculoos import running_servers
 from tests.browser.services import SLOW, box, choose, head_is, job_is, limit_tokens, row_id, write_prompts
-from tests.browser.test_compare import finished
+from tests.browser.test_compare import wait_finished
 from tests.browser.test_playground import ask
 from tests.browser.workbench import Workbench
 from tracking.db import writing
@@ -51,8 +51,8 @@ def draft(bench: Workbench) -> str:
     return bench.add(row)
 
 
-def ready(page: Page, bench: Workbench) -> psutil.Process:
-    """Wait until the open job's server is ready; its process."""
+def server_process(page: Page, bench: Workbench) -> psutil.Process:
+    """Wait until the open job's server is ready; returns its process."""
     expect(page.locator("#job-head")).to_contain_text("Ready: endpoint tiny-layers-llamacpp", timeout=SLOW)
     url = running_servers.running(bench.settings.home)["tiny-layers-llamacpp"]["endpoint"]["url"]
     port = int(re.search(r":(\d+)/", url)[1])
@@ -69,13 +69,13 @@ def test_a_server_from_start_to_stop(page: Page, bench: Workbench, draft: str, t
     expect(page.locator("#servers-engines")).to_contain_text(sys.executable)
     page.locator("#servers-start").click()
     page.wait_for_url("**/runs?id=*")
-    job, first = page.url, ready(page, bench)
+    job, first = page.url, server_process(page, bench)
     expect(page.locator("#job-head .sp-command")).to_contain_text("/chat/completions")
 
     first.kill()
     expect(page.locator("#job-log")).to_contain_text("it is started again (1 of 3)", timeout=SLOW)
     expect(page.locator("#job-log li", has_text="llama.cpp").filter(has_text="serves tiny")).to_have_count(2)
-    second = ready(page, bench)
+    second = server_process(page, bench)
 
     page.goto(f"{bench.url}/data?id={data}")
     head_is(page, "dataset-head", "ready")
@@ -93,7 +93,7 @@ def test_a_server_from_start_to_stop(page: Page, bench: Workbench, draft: str, t
     assert not second.is_running()
     bench.start("worker-io")
     page.goto(job)
-    third = ready(page, bench)
+    third = server_process(page, bench)
     assert third.pid != second.pid
 
     page.get_by_role("link", name="Chat", exact=True).click()
@@ -107,7 +107,7 @@ def test_a_server_from_start_to_stop(page: Page, bench: Workbench, draft: str, t
     expect(page.locator("#compare-prompt textarea")).to_have_value("hello")
     limit_tokens(page)
     page.locator("#compare-run").click()
-    finished(page)
+    wait_finished(page)
 
     page.goto(f"{bench.url}/models/servers")
     row = page.locator("#servers-table tr", has_text="tiny-layers-llamacpp").first

@@ -1,4 +1,4 @@
-"""The Storage page in a browser: sizes come up by themselves, leftovers go, a thing is opened."""
+"""The Storage page in a browser: sizes are shown, leftovers are deleted, a link opens a draft."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The web process dies in the middle of a live answer: every reader reconnects and misses no token."""
+"""The web process is killed during a live answer: every reader reconnects and misses no token."""
 
 import asyncio
 import contextlib
@@ -38,18 +38,18 @@ def test_the_web_process_killed_in_a_stream(workbench: Workbench, browser: Brows
 def test_the_web_process_killed_again_and_again_in_streams(
     workbench: Workbench, browser: Browser, figures: Figures
 ) -> None:
-    chance = random.Random(17)
-    found = [killed_in_a_stream(workbench, browser, chance.uniform(0, 1)) for _ in range(KILLS)]
-    readers = [reader for one in found for reader in one["readers"]]
+    rng = random.Random(17)
+    results = [killed_in_a_stream(workbench, browser, rng.uniform(0, 1)) for _ in range(KILLS)]
+    readers = [reader for result in results for reader in result["readers"]]
     figures.record(
         kills=KILLS,
         streams=len(readers) + KILLS,
         tokens=sum(len(reader.token_ids) for reader in readers),
-        lost=sum(one["lost"] for one in found),
-        doubled=0 if all(one["shown"] == one["text"] for one in found) else 1,
+        lost=sum(result["lost"] for result in results),
+        doubled=0 if all(result["shown"] == result["text"] for result in results) else 1,
         recovery={"streams": spread(gap for reader in readers for gap in reader.gaps)},
     )
-    check(found)
+    check(results)
 
 
 def test_pages_poll_and_streams_are_whole_while_others_read_too(workbench: Workbench) -> None:
@@ -59,8 +59,8 @@ def test_pages_poll_and_streams_are_whole_while_others_read_too(workbench: Workb
     async def together() -> dict:
         async with target.client() as client:
             until = time.monotonic() + 2
-            reading_them = [streams.read(target, client, n, until) for n in range(4)]
-            polled, *_ = await asyncio.gather(idle(target, 6, 2.0), *reading_them)
+            reads = [streams.read(target, client, n, until) for n in range(4)]
+            polled, *_ = await asyncio.gather(idle(target, 6, 2.0), *reads)
         return polled
 
     polled = run_async(together())
@@ -70,7 +70,7 @@ def test_pages_poll_and_streams_are_whole_while_others_read_too(workbench: Workb
 
 
 def killed_in_a_stream(workbench: Workbench, browser: Browser, pause: float) -> dict:
-    """One answer, read by a Chromium and by others; the web process is killed in its middle and started again."""
+    """Kill and restart the web process while a browser and other clients read one answer."""
     run, refused = turns.next_turn(workbench.settings, "", "tiny@heads", "Tell me a long story.", LONG)
     assert not refused
     page = browser.new_page()
@@ -84,15 +84,15 @@ def killed_in_a_stream(workbench: Workbench, browser: Browser, pause: float) -> 
     thread.join(120)
     with reading(workbench.settings) as rows:
         stored = runs.get_run(rows, run.id)
-        kept = runs.token_ids(rows, run.id)
-    shown = shown_in_the_end(page, stored.text)
+        stored_ids = runs.token_ids(rows, run.id)
+    shown = final_text(page, stored.text)
     page.close()
-    lost = sum(reader.token_ids != kept for reader in readers) + (len(readers) != READERS)
+    lost = sum(reader.token_ids != stored_ids for reader in readers) + (len(readers) != READERS)
     return {"readers": readers, "lost": lost, "shown": shown, "text": stored.text}
 
 
-def shown_in_the_end(page: Page, text: str) -> str:
-    """What stands in the answer; given time to become `text`, since a page that lost its server loads itself anew."""
+def final_text(page: Page, text: str) -> str:
+    """The answer on the page, which has time to become `text`: a page that lost its server reloads itself."""
     with contextlib.suppress(TimeoutError):
         page.wait_for_function(
             "text => document.querySelector('.sp-turn .tr-tokens')?.textContent === text", arg=text, timeout=60_000
@@ -101,24 +101,24 @@ def shown_in_the_end(page: Page, text: str) -> str:
 
 
 def start_readers(workbench: Workbench, run_id: str) -> tuple[list[StreamResult], threading.Thread]:
-    """Clients that read the run's events, in a thread; returns once each has its first."""
-    found: list[StreamResult] = []
+    """Start clients that read the run's events, in a thread; returns once each has received its first event."""
+    results: list[StreamResult] = []
     begun = threading.Semaphore(0)
 
     async def read() -> None:
         async with httpx.AsyncClient(base_url=workbench.url, timeout=60, trust_env=False) as client:
-            found.extend(await asyncio.gather(*(follow(client, run_id, begun=begun.release) for _ in range(READERS))))
+            results.extend(await asyncio.gather(*(follow(client, run_id, begun=begun.release) for _ in range(READERS))))
 
     thread = threading.Thread(target=lambda: asyncio.run(read()), daemon=True)
     thread.start()
     for _ in range(READERS):
         assert begun.acquire(timeout=120)
-    return found, thread
+    return results, thread
 
 
-def check(found: list[dict]) -> None:
-    for one in found:
-        assert one["lost"] == 0
-        assert one["shown"] == one["text"] and one["text"]
-        assert all(reader.end["state"] == "SUCCEEDED" for reader in one["readers"])
-        assert any(reader.reconnected for reader in one["readers"]), "the answer had ended before the kill"
+def check(results: list[dict]) -> None:
+    for result in results:
+        assert result["lost"] == 0
+        assert result["shown"] == result["text"] and result["text"]
+        assert all(reader.end["state"] == "SUCCEEDED" for reader in result["readers"])
+        assert any(reader.reconnected for reader in result["readers"]), "the answer had ended before the kill"

@@ -1,4 +1,4 @@
-"""The way a user goes, in a real browser over real services: model, prompts, answers, training, and back again."""
+"""The whole workflow in a real browser over real services: model, prompts, answers, training, settings."""
 
 import re
 from collections.abc import Iterator
@@ -47,7 +47,9 @@ def start_training(page: Page, bench: Workbench, data: str, steps: int, name: st
     page.goto(f"{bench.url}/runs/new?method=medusa&data={data}")
     expect(page.locator("#train-review .sp-command")).to_contain_text("speculoos train medusa")
     choose(page, "train-recipe", "medusa-smoke")
-    expect(page.locator("#train-review .sp-command")).to_contain_text("--recipe medusa-smoke")  # its settings are in
+    expect(page.locator("#train-review .sp-command")).to_contain_text(
+        "--recipe medusa-smoke"
+    )  # the settings are filled in
     unfold(page, "Advanced settings")
     unfold(page, "Duration")
     box(page, "set-epochs").fill("0")
@@ -65,9 +67,9 @@ def start(page: Page) -> str:
 
 
 def fill_in(page: Page, bench: Workbench, steps: int, name: str) -> None:
-    """The same, but by its address, and not started."""
-    asked = {"method": "medusa", "data": answers(bench), "recipe": "medusa-smoke", "epochs": 0, "max_steps": steps}
-    page.goto(f"{bench.url}/runs/new?{urlencode({**asked, 'name': name, 'measure': 'false'})}")
+    """Fill in the train page by its address, without starting the training."""
+    fields = {"method": "medusa", "data": answers(bench), "recipe": "medusa-smoke", "epochs": 0, "max_steps": steps}
+    page.goto(f"{bench.url}/runs/new?{urlencode({**fields, 'name': name, 'measure': 'false'})}")
     expect(page.locator("#train-review .sp-command")).to_contain_text("--recipe medusa-smoke")
     expect(page.locator("#train-review .sp-command")).to_contain_text(f"max_steps={steps}")
     expect(page.locator("#train-measure input")).not_to_be_checked()
@@ -105,8 +107,8 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
         page.locator("#checkpoint-download").click()
     assert caught.value.suggested_filename == "tiny-first-heads.zip"
     with reading(bench.settings) as session:
-        job, made = session.get(Job, job_id), queries.find_checkpoint(session, "tiny@first heads")
-        assert (job.done, job.total, made.step) == (30, 30, 30)
+        job, checkpoint = session.get(Job, job_id), queries.find_checkpoint(session, "tiny@first heads")
+        assert (job.done, job.total, checkpoint.step) == (30, 30, 30)
         assert session.get(Dataset, imported).bad_rows == 3
 
 
@@ -165,8 +167,8 @@ def test_a_training_in_two_processes_goes_on_while_the_web_process_is_killed(pag
     job_is(page, "RUNNING")
     expect(page.locator("#job-head progress")).to_have_attribute("max", "150", timeout=SLOW)
     with reading(bench.settings) as session:
-        own = ranks(session.get(Job, job_id).child["pid"])
-    assert len(own) == 2 and not any(map(is_listening_elsewhere, own))
+        rank_processes = ranks(session.get(Job, job_id).child["pid"])
+    assert len(rank_processes) == 2 and not any(map(is_listening_elsewhere, rank_processes))
     page.goto("about:blank")
     bench.kill("web")
     bench.start("web")
@@ -196,7 +198,7 @@ def test_a_model_is_added_from_a_folder_and_a_wrong_one_says_why(page: Page, ben
     page.locator("#models-submit").click()
     expect(page.locator("#models-message")).to_contain_text("there is no folder /no/such/folder")
     box(page, "models-location").fill(str(tiny_base))
-    box(page, "models-new-name").fill(f"tiny {new_id()[:8]}")  # a second try finds its name free
+    box(page, "models-new-name").fill(f"tiny {new_id()[:8]}")  # the name is free in a second run
     page.locator("#models-submit").click()
     page.wait_for_url("**/models?id=*")
     head_is(page, "model-head", "ready")

@@ -1,4 +1,4 @@
-"""Trainings compared in a real browser: three clicks from Jobs, the same in every browser, followed while one runs."""
+"""Comparing trainings in a real browser: reached from Jobs by three clicks, same in every browser, live updates."""
 
 import csv
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ SHOWN = ("trainings-settings", "trainings-charts", "trainings-figures")
 
 
 @pytest.fixture
-def three(workbench: Workbench) -> Iterator[list[str]]:
+def job_ids(workbench: Workbench) -> Iterator[list[str]]:
     """Three trainings, the last one running."""
     ids = add_trainings(workbench, running="wild")
     yield ids
-    gone(workbench, ids)
+    remove_trainings(workbench, ids)
 
 
-def gone(workbench: Workbench, ids: list[str]) -> None:
-    """Take them out again, with their drafts and evaluations."""
+def remove_trainings(workbench: Workbench, ids: list[str]) -> None:
+    """Delete trainings with their drafts and evaluations."""
     with writing(workbench.settings) as session:
         for job_id in ids:
             session.get_one(Job, job_id).state = "FAILED"
@@ -44,7 +44,7 @@ def shown(page: Page) -> list[str]:
 
 
 def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
-    page: Page, browser: Browser, workbench: Workbench, three: list[str]
+    page: Page, browser: Browser, workbench: Workbench, job_ids: list[str]
 ) -> None:
     open_page(page, f"{workbench.url}/runs")
     compare = page.get_by_role("button", name="Compare training runs")
@@ -69,9 +69,9 @@ def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
 
 
 def test_curves_are_read_a_running_training_is_followed_and_one_can_be_left_out(
-    page: Page, workbench: Workbench, three: list[str]
+    page: Page, workbench: Workbench, job_ids: list[str]
 ) -> None:
-    open_page(page, f"{workbench.url}/runs/compare?ids={','.join(three)}")
+    open_page(page, f"{workbench.url}/runs/compare?ids={','.join(job_ids)}")
     chart = page.locator("#trainings-charts figure", has_text="Loss")
     chart.locator("svg").first.focus()
     page.keyboard.press("End")
@@ -87,11 +87,11 @@ def test_curves_are_read_a_running_training_is_followed_and_one_can_be_left_out(
     page.locator("#trainings-settings summary").click()
     with writing(workbench.settings) as session:
         report = reports.JobReport(metrics={("train/loss", 121): 0.5, ("train/tokens", 121): 999_999})
-        reports.write(session, three[-1], 1, report)
+        reports.write(session, job_ids[-1], 1, report)
     expect(figures).to_contain_text("999,999")
-    expect(page.locator("#trainings-settings dl")).to_be_visible()  # what did not change is not drawn anew
+    expect(page.locator("#trainings-settings dl")).to_be_visible()  # unchanged parts are not redrawn
     page.get_by_role("link", name="Remove wild").click()
-    page.wait_for_url(f"**/runs/compare?ids={three[0]},{three[1]}")
+    page.wait_for_url(f"**/runs/compare?ids={job_ids[0]},{job_ids[1]}")
     expect(page.locator("#trainings-charts .sp-chart-legend").first.locator("li")).to_have_count(2)
 
 

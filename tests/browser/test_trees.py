@@ -1,5 +1,5 @@
-"""Trees on the page, in a browser against real servers: what is asked for is drafted and shown with p and q; an
-evaluation leads to its steps; a checkpoint's Tree tab can be read."""
+"""Trees on the page, in a browser against real servers: a requested tree is drafted and shown with p and q, an
+evaluation links to its steps, and a checkpoint's Tree tab is accessible."""
 
 import re
 
@@ -27,7 +27,7 @@ def answered(page: Page) -> str:
     return str(done.get_attribute("data-run"))
 
 
-def shows_both(page: Page, step: dict) -> None:
+def check_both_probabilities(page: Page, step: dict) -> None:
     """The step's tree has q and p of every candidate."""
     page.locator(f'.tr-step[data-step="{step["index"]}"]').first.click()
     detail = page.locator(".sp-detail")
@@ -48,7 +48,7 @@ def test_a_tree_that_is_typed_is_drafted_and_shown_with_both_probabilities(page:
     steps = steps_of(workbench, answered(page))
     drafted = next(step for step in steps if len(step["draft"]["tokens"]) == 9 and step["tokens"][0]["text"])
     assert len(drafted["draft"]["probs"]) == 9
-    shows_both(page, drafted)
+    check_both_probabilities(page, drafted)
     expect(page.locator(".sp-turn-model")).to_have_text("tiny@heads · tree 3x2")
     page.locator("#options-open").click()
     candidates = page.locator("#tree-picture .tr-node")
@@ -98,7 +98,7 @@ def test_an_evaluation_leads_to_the_steps_of_its_worst_prompt(page: Page, workbe
     expect(page).to_have_url(re.compile(r"/playground\?chat=[0-9a-f]{32}$"))
     steps = steps_of(workbench, answered(page))
     drafted = next(step for step in steps if len(step["draft"]["tokens"]) == 3 and step["tokens"][0]["text"])
-    shows_both(page, drafted)
+    check_both_probabilities(page, drafted)
     expect(page.locator(".sp-question").first).to_have_text("hello dog")
 
 

@@ -38,7 +38,7 @@ QUICK = {
 
 @dataclass
 class Workbench:
-    """Processes of one home. `start` and `stop` them by name; what they print goes to `home/test-logs`."""
+    """Processes of one home, started and stopped by name. Their output goes to `home/test-logs`."""
 
     settings: Settings
     env: dict[str, str]
@@ -83,7 +83,7 @@ class Workbench:
 
     @contextmanager
     def without(self, name: str):
-        """The block runs while that process is down."""
+        """Stop a process for the duration of the block."""
         self.stop(name)
         try:
             yield
@@ -92,7 +92,7 @@ class Workbench:
 
     @contextmanager
     def with_workers(self):
-        """Broker, reconciler and workers run in the block. Jobs that were queued before are not run, nor left after."""
+        """Broker, reconciler and workers run in the block. Queued jobs are cancelled before and after it."""
         self._cancel_jobs()
         self.start(*SERVICES)
         try:
@@ -145,9 +145,9 @@ class Workbench:
 
 
 def make_workbench(home: Path, **env: str) -> Workbench:
-    """A migrated home with ports of its own; nothing is started yet."""
+    """A migrated home with its own ports; nothing is started yet."""
     port, inference_port = free_ports(2)
-    own = {
+    overrides = {
         "SPECULOOS_HOME": str(home),
         "SPECULOOS_PORT": str(port),
         "SPECULOOS_INFERENCE_PORT": str(inference_port),
@@ -160,11 +160,11 @@ def make_workbench(home: Path, **env: str) -> Workbench:
         **QUICK,
         **env,
     }
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SPECULOOS_", "DATABASE_URL", "REDIS_URL"))}
-    settings = load(kept | own)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SPECULOOS_", "DATABASE_URL", "REDIS_URL"))}
+    settings = load(inherited | overrides)
     migrate(settings)
     skip_speed_probe(settings.home)
-    return Workbench(settings, kept | own)
+    return Workbench(settings, inherited | overrides)
 
 
 def add_base(bench: Workbench, name: str = "tiny", seed: int = 0) -> str:
@@ -202,7 +202,7 @@ def add_heads(bench: Workbench, base_id: str, name: str, **values: Any) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now."""
+    """Ports on which nothing listens now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -219,7 +219,7 @@ def _bytes(folder: Path) -> int:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return answer.status == 200
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return response.status == 200
     except OSError:
         return False

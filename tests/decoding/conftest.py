@@ -1,4 +1,4 @@
-"""Tiny random bases of every family, and what transformers' own greedy decoding says after a prompt."""
+"""Tiny random bases of every family, and helpers to decode with them and with transformers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,15 +20,15 @@ PROMPTS = ("the quick brown fox", "1 2 3 + 1 2 3 +", "a model guesses 🦊 token
 
 @pytest.fixture(scope="session")
 def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedBase]:
-    """base_of(family, seed=0): a loaded tiny base, made once a session."""
-    made: dict[tuple[str, int], LoadedBase] = {}
+    """base_of(family, seed=0): a loaded tiny base, created once per session."""
+    bases: dict[tuple[str, int], LoadedBase] = {}
 
     def get(family: str, seed: int = 0) -> LoadedBase:
-        if (family, seed) not in made:
+        if (family, seed) not in bases:
             kind, overrides = FAMILIES[family]
             folder: Path = tmp_path_factory.mktemp(f"{family}-{seed}")
-            made[family, seed] = load_base(make_tiny_base(folder, kind, seed, num_hidden_layers=2, **overrides))
-        return made[family, seed]
+            bases[family, seed] = load_base(make_tiny_base(folder, kind, seed, num_hidden_layers=2, **overrides))
+        return bases[family, seed]
 
     return get
 
@@ -43,7 +43,7 @@ def ids_of(base: LoadedBase, text: str) -> list[int]:
 
 
 def greedy(base: LoadedBase, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
-    """transformers' own greedy tokens, and the smallest gap between its two best logits on the way."""
+    """transformers' own greedy tokens, and the smallest gap between the two best logits of a step."""
     out = base.model.generate(
         torch.tensor([prompt]),
         max_new_tokens=count,
@@ -58,7 +58,7 @@ def greedy(base: LoadedBase, prompt: Sequence[int], count: int) -> tuple[list[in
 
 
 def run(target: Target, drafter: object, prompt: Sequence[int], **config: object) -> list[Step]:
-    """All steps of a generation; nothing ends it but its length unless `eos_ids` is given."""
+    """All steps of a generation. Only its length ends it unless `eos_ids` is given."""
     config.setdefault("eos_ids", frozenset())
     return list(generate(target, drafter, prompt, GenerateConfig(**config)))
 

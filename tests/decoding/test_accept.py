@@ -36,8 +36,8 @@ def test_greedy_takes_a_row_of_logits_or_the_best_token_per_node():
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_walk_that_looks_at_nothing_on_the_way_says_the_same(sampled, monkeypatch):
-    """What runs where every look would wait for the device, on this processor."""
+def test_acceptance_without_synchronization_gives_the_same_results(sampled, monkeypatch):
+    """Runs the code for GPUs, which does not wait for the device, on the CPU."""
     rule = make_rule(GenerateConfig(temperature=1.0, top_p=0.9), seeded_generator(0))
     verifications = []
     for cpu in (True, False):
@@ -104,7 +104,7 @@ def test_typical_takes_the_longest_path_and_among_equals_the_likelier():
 
 
 def test_typical_acceptance_changes_the_distribution():
-    """The reason it is labelled lossy: improbable tokens never come out."""
+    """It is lossy: improbable tokens are never emitted."""
     rule = make_rule(GenerateConfig(temperature=1.0, acceptance="typical"), seeded_generator(0))
     target_output = ForwardOutput(torch.tensor([[3.0, 2.5, -2.0, -3.0]]), torch.zeros(1, 1))
     drawn = {rule(DraftTree((0,)), target_output).bonus_token for _ in range(500)}

@@ -1,4 +1,4 @@
-"""What a request may ask of a drafter: no options that fill memory or take minutes a step."""
+"""Limits of drafter options: no request can fill the memory or make a step take minutes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""DFlash's drafter: cached context equals context computed anew, trees hold the ranks of each position, sampled nodes
+"""DFlash's drafter: cached context equals recomputed context, trees hold the ranks of each position, sampled nodes
 follow the draft's distribution."""
 
 from itertools import pairwise
@@ -33,8 +33,8 @@ def small(base):
 
 
 @torch.no_grad()
-def logits_anew(draft, base, ids):
-    """Logits [BLOCK - 1, columns] after `ids`, the last of which is the known token; nothing is cached."""
+def uncached_logits(draft, base, ids):
+    """Logits [BLOCK - 1, columns] after `ids`, whose last token starts the block. Computed without a cache."""
     *before, token = ids
     _, aux = base.forward_hidden(torch.tensor([before]), layers=draft.layers_wanted)
     positions = torch.arange(len(before) + BLOCK)[None]
@@ -45,11 +45,11 @@ def logits_anew(draft, base, ids):
 
 
 def check_steps(steps, prompt, draft, base, shape):
-    """Every proposed node is the rank of its position, after the whole text so far."""
+    """Every proposed node has the token of its rank at its position after the whole text so far."""
     text = list(prompt)
     for before, step in pairwise(steps):
         text += [token.id for token in before.tokens]
-        logits = logits_anew(draft, base, text)
+        logits = uncached_logits(draft, base, text)
         order, logprobs = logits.argsort(descending=True), logits.log_softmax(-1)
         record = step.draft_record
         assert len(record.tokens) == len(shape) - 1
@@ -68,7 +68,7 @@ def test_a_tree_holds_the_ranks_of_each_position_after_the_whole_text(kind, base
 
 
 def test_context_is_kept_and_dropped_with_the_targets(base, draft):
-    """Generations over shared prefixes, longer and shorter, and one that was stopped."""
+    """The prompts share prefixes and become longer and shorter."""
     target = Target(base, 160)
     drafter = make_drafter(target, draft, {"depth": BLOCK - 1})
     long, short = ids_of(base, "the quick brown fox jumps over"), ids_of(base, "the quick")
@@ -92,7 +92,7 @@ def test_sampled_nodes_come_with_the_distribution_of_their_position(kind, base, 
     steps = run(target, drafter, prompt, max_tokens=10, temperature=0.8, top_p=0.9, seed=3)
     assert steps and proposed
     text = [*prompt, *(t.id for t in steps[0].tokens)]
-    q = warp(logits_anew(draft, base, text))
+    q = warp(uncached_logits(draft, base, text))
     tree = proposed[0]
     for node, row in tree.proposals.items():
         expected = torch.zeros(base.vocab_size, dtype=row.dtype)

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, device: str = "cuda:0,cuda:1") -> LoadedBase:
-    """Each tensor is read to its GPU: the loaded model is never moved."""
+    """Tensors are read directly to their GPUs; the loaded model is never moved."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.Module, "to", lambda *_, **__: pytest.fail("a whole model is moved"))
         return load_base(folder, device=device)
@@ -31,27 +31,27 @@ def load(folder: Path, device: str = "cuda:0,cuda:1") -> LoadedBase:
 
 def test_every_drafter_emits_the_tokens_of_the_base_on_one_gpu(folder: Path) -> None:
     with emulated_cuda(2):
-        one = Target(load(folder, "cuda"), 100)
-        wanted = tokens(one, drafter_of(one, "none"), 3)
+        single = Target(load(folder, "cuda"), 100)
+        expected = tokens(single, drafter_of(single, "none"), 3)
         target = fast_target(base := load(folder), 100)
         assert [device.index for device in base.layer_devices] == [0, 1, 1] and "several GPUs" in target.notice
-        beside = [weight for name, weight in base.model.named_parameters() if ".layers." not in name]
-        assert {weight.device for weight in beside} == {base.device} == {torch.device("cuda", 0)}
+        other_weights = [weight for name, weight in base.model.named_parameters() if ".layers." not in name]
+        assert {weight.device for weight in other_weights} == {base.device} == {torch.device("cuda", 0)}
         for name in DRAFTERS:
-            assert tokens(target, drafter_of(target, name), 3) == wanted, name
+            assert tokens(target, drafter_of(target, name), 3) == expected, name
         assert {storage.device.index for storage in target.cache.keys} == {0, 1}
 
 
 def test_batches_and_hidden_states_are_those_of_one_gpu(folder: Path) -> None:
     with emulated_cuda(2):
-        one, base = load(folder, "cuda"), load(folder)
+        single, base = load(folder, "cuda"), load(folder)
         rows = torch.arange(24, device="cuda").view(2, 12)
-        found, wanted = (
-            [last, *layers] for last, layers in (each.forward_hidden(rows, (0, 2)) for each in (base, one))
+        actual, expected = (
+            [last, *layers] for last, layers in (model.forward_hidden(rows, (0, 2)) for model in (base, single))
         )
-        assert [values.tolist() for values in found] == [values.tolist() for values in wanted]
-        assert {values.device for values in found} == {base.device}
-        assert answers(base, 4) == answers(one, 4)
+        assert [values.tolist() for values in actual] == [values.tolist() for values in expected]
+        assert {values.device for values in actual} == {base.device}
+        assert answers(base, 4) == answers(single, 4)
 
 
 def test_several_devices_are_different_gpus(folder: Path) -> None:

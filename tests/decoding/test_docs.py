@@ -1,4 +1,4 @@
-"""What docs/decoding.md and docs/library.md say is run: their numbers and their code."""
+"""The code of docs/decoding.md and docs/library.md runs and gives the numbers they print."""
 
 import doctest
 import re
@@ -22,5 +22,5 @@ def test_the_library_examples_run(base, capsys):
     assert len([line for line in code[0].splitlines() if line and not line.startswith("from")]) <= 10
     for block in code[:2]:
         exec(compile(block, "library.md", "exec"), names)
-    out = capsys.readouterr().out
-    assert "0 [('target'" in out and names["summary"].tokens == sum(len(step.tokens) for step in names["steps"]) > 0
+    output = capsys.readouterr().out
+    assert "0 [('target'" in output and names["summary"].tokens == sum(len(step.tokens) for step in names["steps"]) > 0

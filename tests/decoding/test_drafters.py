@@ -1,4 +1,4 @@
-"""What drafters propose: growth against brute force, EAGLE's cache against computing everything anew, placements."""
+"""Proposals of drafters: tree growth against brute force, EAGLE's cache against recomputing everything."""
 
 import itertools
 
@@ -31,7 +31,7 @@ VOCAB = 7
 
 
 class ToyExpander:
-    """Logits that depend on the whole path, so that a mixed-up parent shows. Draft id i is token 2 i + 1."""
+    """Logits that depend on the whole path, so that a wrong parent is noticed. Draft id i is token 2 i + 1."""
 
     def __init__(self, seed=0):
         self.seed = seed
@@ -53,14 +53,14 @@ class ToyExpander:
         return 2 * choices + 1
 
 
-def grown(growth, toy, sampling=None):
-    """The tree that grows below token 5."""
+def grow_tree(growth, toy, sampling=None):
+    """The tree grown below token 5."""
     uniforms = () if sampling is None else (sampling.uniforms(growth.nodes - 1),)
     return growth.tree(5, growth.grow(toy, sampling, *uniforms))
 
 
 def grow_static(shape, toy, sampling=None):
-    return grown(StaticTree(shape, torch.device("cpu")), toy, sampling)
+    return grow_tree(StaticTree(shape, torch.device("cpu")), toy, sampling)
 
 
 def path_tokens(tree, node):
@@ -106,7 +106,7 @@ def test_where_the_mass_ends_fewer_children_are_drawn_and_their_descendants_are_
 @pytest.mark.parametrize(("depth", "top_k", "nodes"), [(0, 3, 4), (2, 3, 8), (3, 2, 6), (7, 7, 60), (2, 1, 4)])
 def test_a_dynamic_tree_is_the_best_nodes_of_a_beam_and_hangs_together(depth, top_k, nodes):
     toy = ToyExpander(seed=depth)
-    tree = grown(DynamicTree(depth, top_k, nodes), toy)
+    tree = grow_tree(DynamicTree(depth, top_k, nodes), toy)
     frontier, output = [((5,), 0.0)], {}
     for _ in range(depth + 1):  # a beam written out: all children of the top_k best paths of the level before
         level = {}
@@ -130,13 +130,13 @@ def test_the_references_defaults_are_seven_expansions_of_ten_and_sixty_nodes():
     toy = ToyExpander()
     add = toy.add
     toy.add = lambda tokens, parents: calls.append(len(tokens)) or add(tokens, parents)
-    tree = grown(DynamicTree(7, 7, 60), toy)
+    tree = grow_tree(DynamicTree(7, 7, 60), toy)
     assert calls == [7] * 7 and len(tree) == 60 and tree.shape.max_depth <= 8
     assert CPU_TREE.nodes == 8
 
 
-class Checked:
-    """An EAGLE drafter whose every proposal is compared with computing the draft from the whole text anew."""
+class CheckedDrafter:
+    """An EAGLE drafter. Each proposal is compared with one that is recomputed from the whole text."""
 
     def __init__(self, drafter, base, prompt):
         self.drafter, self.base, self.draft = drafter, base, drafter.draft.draft
@@ -145,9 +145,9 @@ class Checked:
     def __getattr__(self, name):
         return getattr(self.drafter, name)
 
-    def prefill(self, opening):
-        self.ids = [*opening.prompt_ids, opening.token]
-        self.drafter.prefill(opening)
+    def prefill(self, start):
+        self.ids = [*start.prompt_ids, start.token]
+        self.drafter.prefill(start)
 
     def update(self, tokens, target_output, nodes):
         self.ids += tokens
@@ -157,15 +157,15 @@ class Checked:
         tree = self.drafter.propose(token)
         assert self.ids[-1] == token
         hidden, aux = self.base.forward_hidden(torch.tensor([self.ids[:-1]]), layers=self.draft.layers_wanted)
-        known = self.draft.fuse(hidden, aux)
+        fused = self.draft.fuse(hidden, aux)
         for path in tree.shape.paths:
-            features, tokens = known, self.ids[1:]
+            features, tokens = fused, self.ids[1:]
             for node in path:
-                places = torch.arange(features.shape[1])[None]
-                out = self.draft(features, torch.tensor([tokens]), places)[:, -1:]
+                positions = torch.arange(features.shape[1])[None]
+                out = self.draft(features, torch.tensor([tokens]), positions)[:, -1:]
                 logprobs = self.draft.logits(out)[0, 0].log_softmax(-1)
-                own = (self.draft.to_target(torch.arange(len(logprobs))) == tree.tokens[node]).nonzero().item()
-                assert tree.logprobs[node] == pytest.approx(float(logprobs[own]), abs=1e-4)
+                draft_id = (self.draft.to_target(torch.arange(len(logprobs))) == tree.tokens[node]).nonzero().item()
+                assert tree.logprobs[node] == pytest.approx(float(logprobs[draft_id]), abs=1e-4)
                 features, tokens = torch.cat([features, out], dim=1), [*tokens, tree.tokens[node]]
                 self.checks += 1
         return tree
@@ -174,16 +174,16 @@ class Checked:
 @pytest.mark.parametrize("options", [{"tree": [[0, 0, 0], [0, 1], [1, 0]]}, {"depth": 2, "top_k": 3, "nodes": 9}])
 @pytest.mark.parametrize("kind", [EagleDraft, Eagle3Draft])
 @torch.inference_mode()
-def test_eagles_cache_and_trees_equal_computing_everything_anew(kind, options, base):
+def test_eagles_cache_and_trees_equal_recomputing_everything(kind, options, base):
     torch.manual_seed(1)
     prompt = ids_of(base, "the quick brown fox")
     recorded = greedy(base, prompt, 24)[0]
     target = Target(base, 96)
-    checked = Checked(make_drafter(target, kind.from_base(base), options), base, prompt)
+    checked = CheckedDrafter(make_drafter(target, kind.from_base(base), options), base, prompt)
     proposals = ReplayDrafter(recorded, 3, base.vocab_size)  # right ones, so that several nodes are committed a step
 
     class Both:
-        """Proposes from the recording, and has EAGLE draft beside it."""
+        """Proposes the recorded tokens, and has EAGLE draft as well."""
 
         name, kind, layers, max_reusable_prefix = "both", "verify", checked.layers, checked.max_reusable_prefix
 
@@ -261,7 +261,7 @@ def test_a_standalone_draft_stays_in_step_with_the_text(options, base):
     target = Target(base, 96)
     drafter = make_drafter(target, draft, options)
     prompt = ids_of(base, "the quick brown fox")
-    own = draft.as_base(base).model
+    draft_model = draft.as_base(base).model
     for step in run(target, drafter, prompt, max_tokens=12)[1:]:
         text = drafter.ids[: len(drafter.ids) - len(step.tokens)] if step.finish is None else None
         assert drafter.draft_model.cache.length <= len(drafter.ids) + 3
@@ -269,7 +269,7 @@ def test_a_standalone_draft_stays_in_step_with_the_text(options, base):
     with torch.inference_mode():
         (root,) = drafter.root()
     with torch.inference_mode():
-        expected = own(torch.tensor([drafter.ids])).logits[0, -1]
+        expected = draft_model(torch.tensor([drafter.ids])).logits[0, -1]
     torch.testing.assert_close(root, expected, atol=1e-4, rtol=1e-4)
 
 

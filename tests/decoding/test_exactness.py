@@ -1,4 +1,4 @@
-"""Speculative greedy output equals transformers' own greedy output, token for token, whatever drafts."""
+"""Speculative greedy output equals transformers' own greedy output, token for token, with every drafter."""
 
 import types
 from dataclasses import replace
@@ -61,7 +61,7 @@ ON_FAST = (
 
 
 def draft_for(method, base, other):
-    """A draft network of `method`. The standalone one is the base with noise, so that it is right now and then."""
+    """A draft network of `method`. The standalone one is the base with noise, so that it is sometimes right."""
     torch.manual_seed(0)
     if method == "medusa":
         return MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 4), base)
@@ -81,13 +81,13 @@ def draft_for(method, base, other):
 @pytest.fixture(scope="module")
 def references(base_of):
     """For each family and prompt: the prompt's ids, transformers' tokens, the smallest gap between two best logits."""
-    made = {}
+    expected = {}
     for family in FAMILIES:
         base = base_of(family)
         for text in PROMPTS:
             prompt = ids_of(base, text)
-            made[family, text] = (prompt, *greedy(base, prompt, COUNT))
-    return made
+            expected[family, text] = (prompt, *greedy(base, prompt, COUNT))
+    return expected
 
 
 def noisy(base):
@@ -116,24 +116,24 @@ WITH_ALL_FAMILIES = ("plain", "ngram tree", "eagle3 dynamic tree", "draft chain"
 PAIRS = [(f, d) for f in FAMILIES for d in DRAFTERS if f in WITH_ALL_DRAFTERS or d in WITH_ALL_FAMILIES]
 
 
-@pytest.mark.parametrize(("family", "drafter"), PAIRS)
-def test_greedy_output_equals_transformers(family, drafter, base_of, noisy_of, references):
-    base, (method, options) = base_of(family), DRAFTERS[drafter]
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_greedy_output_equals_transformers(family, name, base_of, noisy_of, references):
+    base, (method, options) = base_of(family), DRAFTERS[name]
     target = Target(base, 160)
-    made = make_drafter(target, draft_for(method, base, noisy_of(family)), options)
-    turn = [*FAMILIES].index(family) + [*DRAFTERS].index(drafter)  # every family and every drafter meets both prompts
-    prompt, expected, _ = references[family, PROMPTS[1 + turn % 2]]
-    assert tokens_of(run(target, made, prompt, max_tokens=COUNT)) == expected
+    drafter = make_drafter(target, draft_for(method, base, noisy_of(family)), options)
+    index = [*FAMILIES].index(family) + [*DRAFTERS].index(name)  # every family and every drafter meets both prompts
+    prompt, expected, _ = references[family, PROMPTS[1 + index % 2]]
+    assert tokens_of(run(target, drafter, prompt, max_tokens=COUNT)) == expected
     target.cache.check_integrity()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_fast_forward_says_the_same_whatever_drafts(family, base_of, references):
-    own = load_base(base_of(family).path)  # the fast forward takes the weights over
-    other, (prompt, expected, _) = noisy(own), references[family, PROMPTS[0]]
+def test_the_fast_forward_gives_the_same_tokens_with_every_drafter(family, base_of, references):
+    base = load_base(base_of(family).path)  # the fast forward takes the weights over
+    other, (prompt, expected, _) = noisy(base), references[family, PROMPTS[0]]
     methods = ("none", "medusa", "eagle", "eagle3", "peagle", "dflash", "draft")
-    drafts = {method: draft_for(method, own, other) for method in methods}
-    target = fast_target(own, 160)
+    drafts = {method: draft_for(method, base, other) for method in methods}
+    target = fast_target(base, 160)
     assert (target.forward.name == "fast") is (family not in SLOW)
     for method, options in (DRAFTERS[name] for name in ON_FAST):
         drafter = make_drafter(target, drafts[method], options)

@@ -1,4 +1,4 @@
-"""The exactness command: ties are counted and stepped over, true differences fail, references are kept."""
+"""The exactness command: ties are counted and skipped, real differences fail, references are stored."""
 
 import json
 
@@ -22,7 +22,7 @@ def outcome(base, expected):
 
 
 def altered(expected, at, gap, ours):
-    """The reference as if transformers had chosen its runner-up at `at`, and what follows is not known."""
+    """The reference as if transformers had chosen its second-best token at index `at`; it ends there."""
     tokens = [*expected.tokens[:at], expected.second[at]]
     second = [*expected.second[:at], expected.tokens[at] if ours else 0]
     return Reference(expected.prompt, tokens, second, [*expected.gaps[:at], gap])
@@ -41,9 +41,9 @@ def test_a_tie_is_recorded_and_the_comparison_goes_on(base, expected):
 
 @pytest.mark.parametrize(("gap", "ours"), [(2 * TIE, True), (TIE / 2, False)])
 def test_a_wide_gap_or_a_third_token_is_a_difference(base, expected, gap, ours):
-    found = outcome(base, altered(expected, 5, gap, ours))
-    assert found.difference["at"] == 5 and found.difference["ours"] == expected.tokens[5]
-    assert not verdict([found])["exact"]
+    result = outcome(base, altered(expected, 5, gap, ours))
+    assert result.difference["at"] == 5 and result.difference["ours"] == expected.tokens[5]
+    assert not verdict([result])["exact"]
 
 
 def test_too_many_ties_fail():
@@ -51,17 +51,17 @@ def test_too_many_ties_fail():
     assert not verdict([exactness.ExactnessOutcome(4999, ties=[7, 9])])["exact"]
 
 
-def test_the_command_compares_keeps_references_and_says_so(tmp_path, base, capsys):
+def test_the_command_compares_and_stores_references(tmp_path, base, capsys):
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in ("the lazy dog", "1 2 3")))
-    store, out = tmp_path / "kept", tmp_path / "out.json"
+    store, report = tmp_path / "kept", tmp_path / "out.json"
     arguments = ["--model", str(base.path), "--questions", str(questions), "--max-tokens", "12"]
-    arguments += ["--store", str(store), "--context", "128", "--json", str(out)]
+    arguments += ["--store", str(store), "--context", "128", "--json", str(report)]
     assert exactness.main(arguments) == 0
-    kept = sorted(store.rglob("*.json"))
-    assert len(kept) == 2 and "none: exact" in capsys.readouterr().out
-    result = json.loads(out.read_text())
+    stored = sorted(store.rglob("*.json"))
+    assert len(stored) == 2 and "none: exact" in capsys.readouterr().out
+    result = json.loads(report.read_text())
     assert result["ngram"]["prompts"] == 2 and result["ngram"]["differences"] == []
-    broken = json.loads(kept[0].read_text())
-    kept[0].write_text(json.dumps(broken | {"tokens": [(t + 1) % 320 for t in broken["tokens"]]}))
+    broken = json.loads(stored[0].read_text())
+    stored[0].write_text(json.dumps(broken | {"tokens": [(t + 1) % 320 for t in broken["tokens"]]}))
     assert exactness.main(arguments) == 1, "kept references are used"

@@ -1,4 +1,4 @@
-"""Beside a packed base every draft is packed too, and nothing but the speed changes."""
+"""With a packed base every draft is packed too; only the speed changes."""
 
 from functools import cache
 
@@ -27,8 +27,8 @@ def medusa(base: LoadedBase, **options) -> MedusaHeads:
     return MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 3, **options), base)
 
 
-def made(name: str, base: LoadedBase):
-    """A draft for `base` by name, its random parts the same each time."""
+def make_draft(name: str, base: LoadedBase):
+    """The draft `name` for `base`, with the same random weights each time."""
     torch.manual_seed(0)
     if name == "eagle":
         return EagleDraft.from_base(base)
@@ -69,7 +69,7 @@ def test_a_packed_draft_drafts_the_same_trees(folder_of, name, family, monkeypat
         runners, "drafting_dtype", lambda draft: torch.float32
     )  # as the other draft: rounding could change a tree
     slow_base, fast_base = load_base(folder_of(family)), load_base(folder_of(family))
-    slow_draft, fast_draft = made(name, slow_base), made(name, fast_base)
+    slow_draft, fast_draft = make_draft(name, slow_base), make_draft(name, fast_base)
     slow, fast = Target(slow_base, 200), fast_target(fast_base, 200)
     for _ in range(2):  # a second drafter of the same draft finds it packed already
         expected = run(slow, make_drafter(slow, slow_draft, {"tree": TREE}), PROMPT, max_tokens=20)
@@ -91,7 +91,7 @@ def test_the_parts_a_draft_owns_are_packed(tiny_base):
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "dflash"])
 def test_a_draft_in_bfloat16_changes_no_token_of_a_float32_base(tiny_base, name):
     base = load_base(tiny_base)
-    draft = made(name, base)
+    draft = make_draft(name, base)
     target = fast_target(base, 200)
     drafter = make_drafter(target, draft, {"tree": TREE})
     native = torch.cpu._is_avx512_bf16_supported() and packing_works(torch.bfloat16)
@@ -105,7 +105,7 @@ def test_a_draft_in_bfloat16_changes_no_token_of_a_float32_base(tiny_base, name)
 @pytest.mark.parametrize("kind", [EagleDraft, Eagle3Draft, PEagleDraft])
 @pytest.mark.parametrize("make_target", [Target, fast_target])
 def test_a_long_prompt_in_parts_gives_the_same_drafts(kind, make_target, tiny_base, monkeypatch):
-    def drafted(prefill_tokens: int) -> list:
+    def draft_tokens(prefill_tokens: int) -> list:
         monkeypatch.setattr("decoding.drafters.eagle.MAX_PREFILL_TOKENS", prefill_tokens)
         base = load_base(tiny_base)
         torch.manual_seed(0)
@@ -114,7 +114,7 @@ def test_a_long_prompt_in_parts_gives_the_same_drafts(kind, make_target, tiny_ba
         drafter = make_drafter(target, draft, {"tree": TREE})
         return [step.draft_record.tokens for step in run(target, drafter, PROMPT, max_tokens=16)]
 
-    assert drafted(7) == drafted(1024)
+    assert draft_tokens(7) == draft_tokens(1024)
 
 
 def test_a_packed_draft_beside_a_plain_target_is_refused(tiny_base):

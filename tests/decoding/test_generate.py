@@ -1,4 +1,4 @@
-"""The loop's edges: seeds, end tokens, stop texts, limits, cancellation, reuse of prefixes, and what a Step records."""
+"""Edge cases of the decoding loop: seeds, end tokens, stop texts, limits, cancellation, prefix reuse, records."""
 
 import json
 
@@ -91,23 +91,23 @@ def test_generation_ends_where_the_model_is_full_and_trees_are_clipped_to_fit(ba
 
 def test_stop_texts_end_the_answer_across_token_borders(base, prompt, expected):
     text = base.tokenizer.decode(expected, skip_special_tokens=True)
-    pieces = {base.tokenizer.decode([t]) for t in expected}
-    stop = next(s for i in range(4, len(text)) if (s := text[i : i + 3]).isascii() and not any(s in p for p in pieces))
+    decoded = {base.tokenizer.decode([t]) for t in expected}
+    stop = next(s for i in range(4, len(text)) if (s := text[i : i + 3]).isascii() and not any(s in p for p in decoded))
     before = text[: text.index(stop)]
     for drafter in (make_drafter(Target(base, 128)), replay(base, expected)):
         stream = TextStream(base.tokenizer, stop=(stop,))
         steps = run(Target(base, 128), drafter, prompt, max_tokens=48, stop=(stop, "never said"))
-        pieces = [t["text"] for record in stream.records(steps) for t in record["tokens"]]
+        decoded = [t["text"] for record in stream.records(steps) for t in record["tokens"]]
         assert steps[-1].finish == "stop" and stop in base.tokenizer.decode(tokens_of(steps))
-        assert "".join(pieces) == stream.text == before
+        assert "".join(decoded) == stream.text == before
 
 
-def test_stop_between_steps_ends_as_cancelled_and_keeps_what_was_said(base, prompt, expected):
-    asked = []
+def test_stop_between_steps_ends_as_cancelled_and_keeps_the_tokens_so_far(base, prompt, expected):
+    calls = []
 
     def should_stop():
-        asked.append(1)
-        return len(asked) > 3
+        calls.append(1)
+        return len(calls) > 3
 
     target = Target(base, 128)
     steps = run(target, make_drafter(target), prompt, max_tokens=48, should_stop=should_stop)
@@ -126,7 +126,7 @@ def test_a_consumer_may_leave_at_any_step_and_start_again(base, prompt, expected
 
 
 @pytest.mark.parametrize("method", ["none", "ngram", "replay", "eagle", "eagle3", "peagle", "dflash", "draft"])
-def test_a_second_turn_reuses_the_prefix_and_says_the_same(base, prompt, method, monkeypatch):
+def test_a_second_turn_reuses_the_prefix_and_gives_the_same_output(base, prompt, method, monkeypatch):
     computed = []
     target, fresh = Target(base, 200), Target(base, 200)
     forward = target.forward
@@ -261,29 +261,29 @@ def test_trees_that_do_not_fit_the_draft_are_refused(base):
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 20, "seed": 3}], ids=["greedy", "sampled"])
 def test_the_bases_probability_of_every_drafted_token_is_recorded_rejected_ones_too(base, prompt, expected, sampling):
     steps = run(Target(base, 256), replay(base, expected), prompt, max_tokens=12, probabilities=True, **sampling)
-    said, looked_at, rejected = list(prompt), 0, 0
+    text, checked, rejected = list(prompt), 0, 0
     for step in steps:
         draft_record = step.draft_record
         assert len(draft_record.probs) == len(draft_record.tokens)
         for node, p in enumerate(draft_record.probs):
-            path, above = [], draft_record.parents[node]
-            while above >= 0:
-                path.insert(0, draft_record.tokens[above])
-                above = draft_record.parents[above]
-            logits = base.model(torch.tensor([[*said, *path]])).logits[0, -1]
+            path, parent = [], draft_record.parents[node]
+            while parent >= 0:
+                path.insert(0, draft_record.tokens[parent])
+                parent = draft_record.parents[parent]
+            logits = base.model(torch.tensor([[*text, *path]])).logits[0, -1]
             warp = LogitsWarper(0.8, 20) if sampling else LogitsWarper()
             assert p == pytest.approx(float(warp(logits)[draft_record.tokens[node]]), abs=1e-4)
-            looked_at, rejected = looked_at + 1, rejected + (node not in step.accepted)
-        said += [token.id for token in step.tokens]
-    assert looked_at >= rejected > 0 and (looked_at > rejected or sampling)
+            checked, rejected = checked + 1, rejected + (node not in step.accepted)
+        text += [token.id for token in step.tokens]
+    assert checked >= rejected > 0 and (checked > rejected or sampling)
     record = next(step.record() for step in steps if step.draft_record.probs)
     assert Step.of_record(record).draft_record.probs == tuple(record["draft"]["probs"])
 
 
 def test_probabilities_change_nothing_that_is_emitted_and_are_left_out_unless_asked_for(base, prompt, expected):
-    plainly, recorded = (
-        run(Target(base, 256), replay(base, expected), prompt, max_tokens=20, probabilities=asked)
-        for asked in (False, True)
+    plain, recorded = (
+        run(Target(base, 256), replay(base, expected), prompt, max_tokens=20, probabilities=probabilities)
+        for probabilities in (False, True)
     )
-    assert [s.tokens for s in plainly] == [s.tokens for s in recorded]
-    assert not any(s.draft_record.probs for s in plainly) and "probs" not in plainly[1].record()["draft"]
+    assert [s.tokens for s in plain] == [s.tokens for s in recorded]
+    assert not any(s.draft_record.probs for s in plain) and "probs" not in plain[1].record()["draft"]

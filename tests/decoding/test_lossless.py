@@ -1,4 +1,4 @@
-"""Sampling is lossless: whatever the draft says, tokens have the base's own distribution. A statistical test.
+"""Sampling is lossless: whatever the draft proposes, tokens have the base's own distribution. A statistical test.
 
 Each case draws N outputs and compares counts with the exact probabilities by Pearson's χ². All cases together raise a
 false alarm with probability at most ALARM (Bonferroni). Seeds are fixed, so a pass stays a pass.
@@ -43,12 +43,12 @@ TESTS = 2 * len(CASES) + 6
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six tokens are two blocks, as a real vocabulary is many; one block of 256 would be nearly all zeros."""
+    """Six tokens fill two blocks, as a real vocabulary fills many; one block of 256 would be nearly all zeros."""
     monkeypatch.setattr("decoding.sampling.BLOCK", 4)
 
 
 def p_value(counts: torch.Tensor, probs: torch.Tensor) -> float:
-    """Of Pearson's χ² of `counts` under `probs` (both flat); cells expected below 5 are put together."""
+    """p-value of Pearson's χ² test of `counts` against `probs` (both flat); cells expected below 5 are merged."""
     expected = probs.double() * counts.sum()
     small = expected < 5
     assert counts[expected == 0].sum() == 0, "a token came out that the distribution excludes"
@@ -103,8 +103,8 @@ def emitted_pairs(shape, tokens, node, token, target, generator):
             second_child = torch.where(here, path[1], second_child)
     row = torch.arange(len(node))
     first = torch.where(first_child > 0, tokens[row, first_child], token)
-    own = draw(target[first], torch.rand(len(node), generator=generator, dtype=torch.float64))
-    second = torch.where(second_child > 0, tokens[row, second_child], torch.where(first_child > 0, token, own))
+    drawn = draw(target[first], torch.rand(len(node), generator=generator, dtype=torch.float64))
+    second = torch.where(second_child > 0, tokens[row, second_child], torch.where(first_child > 0, token, drawn))
     return first, second
 
 
@@ -133,7 +133,7 @@ def test_every_rule_keeps_the_bases_distribution(shape, warp, kind):
 
 
 def always_from_base_if_first_rejected(shape, tokens, probs_after, proposals, uniforms):
-    """A wrong rule: after a rejection it draws from p itself, not from what is left of p."""
+    """A wrong rule: after a rejection it draws from p itself, not from the residual of p."""
     node, token = walk_trees(shape, tokens, probs_after, proposals, uniforms)
     fresh = draw(probs_after(torch.zeros_like(node)), uniforms[:, 0])
     return node, torch.where(node == 0, fresh, token)
@@ -141,7 +141,7 @@ def always_from_base_if_first_rejected(shape, tokens, probs_after, proposals, un
 
 def forgets_to_renormalize_q(shape, tokens, probs_after, proposals, uniforms):
     """A wrong rule: siblings are judged as if drawn with replacement."""
-    once = {parent: q for parent, q in proposals.items()}
+    initial = {parent: q for parent, q in proposals.items()}
 
     class Same(dict):
         def __setitem__(self, key, value):
@@ -151,12 +151,12 @@ def forgets_to_renormalize_q(shape, tokens, probs_after, proposals, uniforms):
     p = probs_after(current)
     for node, parent in enumerate(shape.parents[1:], 1):
         active = current == parent
-        token, q = tokens[:, node : node + 1], once[parent]
+        token, q = tokens[:, node : node + 1], initial[parent]
         chance = (p.gather(1, token) / q.gather(1, token))[:, 0]
         accepted = active & (uniforms[:, node] < chance)
-        left = (p - q).clamp_min(0)
-        left = left / left.sum(1, keepdim=True).clamp_min(1e-300)
-        p = torch.where((active & ~accepted)[:, None], left, p)
+        residual = (p - q).clamp_min(0)
+        residual = residual / residual.sum(1, keepdim=True).clamp_min(1e-300)
+        p = torch.where((active & ~accepted)[:, None], residual, p)
         current = torch.where(accepted, node, current)
         p = torch.where(accepted[:, None], probs_after(current), p)
     return current, draw(p, uniforms[:, 0])

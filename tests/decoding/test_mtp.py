@@ -1,4 +1,4 @@
-"""A base model's own multi-token prediction layer: found in its files, read by transformers, and drafts as there."""
+"""A base model's multi-token prediction layer is found in its files, loaded, and drafts as in transformers."""
 
 import shutil
 from pathlib import Path
@@ -34,7 +34,7 @@ def randomize(module: nn.Module) -> None:
             nn.init.uniform_(parameter, *bounds)
 
 
-def released(name: str, value: Tensor, layer: int) -> dict[str, Tensor]:
+def checkpoint_tensors(name: str, value: Tensor, layer: int) -> dict[str, Tensor]:
     """A tensor of transformers' MtpModel under its names in GLM's and DeepSeek's files: a layer after the last."""
     name = name.replace("mtp_block.", "").replace("post_norm", "shared_head.norm")
     name = f"model.{name.replace('layers.0.', f'layers.{layer}.')}"
@@ -68,7 +68,7 @@ def glm(tmp_path_factory) -> Path:
     tensors = load_file(file)
     for name, value in layer.named_parameters():
         if name.startswith("layers."):
-            tensors |= released(name, value.detach().clone(), count)
+            tensors |= checkpoint_tensors(name, value.detach().clone(), count)
     tensors[f"model.layers.{count}.mlp.gate.e_score_correction_bias"] = torch.zeros(4)
     save_file(tensors, file, {"format": "pt"})
     return folder
@@ -105,7 +105,7 @@ def test_layers_are_counted_in_the_files(config, names, layers) -> None:
     assert mtp_layers(config, names) == layers
 
 
-def test_families_that_cannot_draft_with_theirs_say_why() -> None:
+def test_families_without_usable_layers_have_a_reason() -> None:
     assert mtp_reason({"model_type": "glm4_moe"}) == ""
     assert "keys and values of different sizes" in mtp_reason({"model_type": "deepseek_v3", "kv_lora_rank": 512})
     assert has_recurrent_state("qwen3_5_text") and "recurrent state" in mtp_reason({"model_type": "qwen3_5_text"})
@@ -115,7 +115,7 @@ def test_families_that_cannot_draft_with_theirs_say_why() -> None:
 
 @torch.no_grad()
 def test_a_chain_is_what_transformers_drafts(base) -> None:
-    """The first token by `MtpModel` itself, over its own cache."""
+    """The expected first token comes from `MtpModel` with its own cache."""
     from transformers.cache_utils import MtpCache
 
     model, ids = load_mtp(base), torch.tensor([PROMPT])
@@ -126,8 +126,8 @@ def test_a_chain_is_what_transformers_drafts(base) -> None:
     target = Target(base, max_length=64)
     drafter = make_drafter(target, None, {"drafter": "mtp", "tree": [[0]]})
     runner = drafter.draft
-    places = torch.arange(len(PROMPT) - 1)
-    ours = runner.logits(runner(hidden[0], ids[0, 1:], places, runner.new_cache()))[-1]
+    draft_positions = torch.arange(len(PROMPT) - 1)
+    ours = runner.logits(runner(hidden[0], ids[0, 1:], draft_positions, runner.new_cache()))[-1]
     assert torch.allclose(ours, logits[0, -1], atol=1e-5) and int(ours.argmax()) == int(tokens)
 
 
@@ -164,7 +164,7 @@ def test_a_tree_wider_than_the_vocabulary_is_refused(base) -> None:
         make_drafter(Target(base, max_length=64), None, {"drafter": "mtp", "tree": tree})
 
 
-def test_a_model_without_layers_or_with_unknown_ones_says_so(glm, base, tiny_base, tmp_path) -> None:
+def test_a_model_without_layers_or_with_missing_tensors_is_refused(glm, base, tiny_base, tmp_path) -> None:
     plain = load_base(tiny_base)
     with pytest.raises(Unsupported, match="has no multi-token prediction layers in its files"):
         make_drafter(Target(plain, max_length=64), None, {"drafter": "mtp"})

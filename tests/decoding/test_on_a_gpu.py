@@ -15,7 +15,7 @@ from decoding.generate import generate
 from decoding.target import Target, fast_target
 from models.base import LoadedBase, load_base
 from tests.decoding.conftest import run, tokens_of
-from tests.decoding.test_fast_drafters import TREE, made
+from tests.decoding.test_fast_drafters import TREE, make_draft
 from tests.tiny import FAMILIES
 from tests.tools.emulated_cuda import EmulatedCuda, emulated_cuda
 
@@ -43,14 +43,14 @@ WITH_ALL_FAMILIES = ("ngram", "eagle3", "draft")
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedCuda]:
-    monkeypatch.setattr("models.runtime.graphs.WARM_UPS", 1)  # they compute the same
+    monkeypatch.setattr("models.runtime.graphs.WARM_UPS", 1)  # all runs compute the same
     with emulated_cuda() as device:
         yield device
 
 
 def drafter_of(target: Target, name: str) -> Drafter:
     """A drafter with a small tree."""
-    draft = None if name in ("none", "ngram") else made(name, target.base)
+    draft = None if name in ("none", "ngram") else make_draft(name, target.base)
     return make_drafter(target, draft, TREES.get(name, {}) | {"drafter": name})
 
 
@@ -63,16 +63,16 @@ def tokens(target: Target, drafter: Drafter, length: int = LENGTH, **config: obj
 def test_every_drafter_emits_the_tokens_of_plain_decoding(
     family: str, base_of: Callable[..., LoadedBase], cuda: EmulatedCuda
 ) -> None:
-    """Every drafter samples beside llama, and every family with a drafter of its turn."""
+    """Every drafter samples with llama, and every family with one of its drafters."""
     target = fast_target(load_base(base_of(family).path, device="cuda"), 200)
     assert target.base.device.type == "cuda"
     plain = tokens(target, drafter_of(target, "none"))
     names = DRAFTERS[1:] if family in WITH_ALL_DRAFTERS else WITH_ALL_FAMILIES
-    turn = names[[*FAMILIES].index(family) % len(names)]
+    sampled_name = names[[*FAMILIES].index(family) % len(names)]
     for name in names:
         drafter = drafter_of(target, name)
         assert tokens(target, drafter) == plain, name
-        if family == "llama" or name == turn:
+        if family == "llama" or name == sampled_name:
             assert len(tokens(target, drafter, 2, **SAMPLED)) == 2, name
 
 
@@ -82,8 +82,8 @@ def test_launches_and_synchronizations_of_a_step(
 ) -> None:
     """With the default trees of a GPU: at most 40 launches; the host waits for the draft and for the verification."""
     target = fast_target(load_base(base_of("llama").path, "bfloat16", "cuda"), 200)
-    draft = None if name in ("none", "ngram") else made(name, target.base)
-    for sampling, most in zip(({}, SAMPLED), LAUNCHES[name], strict=True):
+    draft = None if name in ("none", "ngram") else make_draft(name, target.base)
+    for sampling, limit in zip(({}, SAMPLED), LAUNCHES[name], strict=True):
         target.rewind(0)
         config = GenerateConfig(max_tokens=20, **sampling)
         steps = generate(target, make_drafter(target, draft, {"drafter": name}), PROMPT, config)
@@ -91,14 +91,14 @@ def test_launches_and_synchronizations_of_a_step(
         cuda.reset()
         next(steps)
         waits = 1 if name in ("none", "ngram") else 2
-        assert cuda.launches.total() <= most and cuda.synchronizations.total() == waits, (cuda.launches, sampling)
+        assert cuda.launches.total() <= limit and cuda.synchronizations.total() == waits, (cuda.launches, sampling)
 
 
 @pytest.mark.parametrize(("family", "sampling"), [("mistral", {}), ("llama", SAMPLED)])
 def test_graphs_draft_the_trees_of_a_cpu(
     family: str, sampling: dict[str, float], base_of: Callable[..., LoadedBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over several steps of one graph, with several tokens accepted in the first: a chain of the client's."""
+    """A graph is used in several steps. The first ones accept several tokens: the client drafts a correct chain."""
     # A CPU would draft in bfloat16, whose rounding could change a tree.
     monkeypatch.setattr("decoding.drafters.runners.drafting_dtype", lambda draft: torch.float32)
     folder = base_of(family).path
@@ -107,17 +107,17 @@ def test_graphs_draft_the_trees_of_a_cpu(
 
     def trees(name: str, device: str) -> list[tuple[object, object]]:
         base = load_base(folder, device=device)
-        draft, target = made(name, base), fast_target(base, 200)
+        draft, target = make_draft(name, base), fast_target(base, 200)
         options = {"tree": TREE, "sample": True} if sampling and name in ("eagle", "eagle3") else TREES.get(name, {})
         drafter = ClientDrafter(make_drafter(target, draft, {"drafter": name, **options}), chain)
         steps = run(target, drafter, PROMPT, max_tokens=12, **sampling)
         return [(step.tokens, step.draft_record.tokens, step.draft_record.parents) for step in steps]
 
     for name in DRAFTERS[2:]:
-        wanted = trees(name, "cpu")
+        expected = trees(name, "cpu")
         with emulated_cuda():
-            found = trees(name, "cuda")
-        assert found == wanted and len(found) > 3, name
+            actual = trees(name, "cuda")
+        assert actual == expected and len(actual) > 3, name
 
 
 def test_typical_acceptance(base_of: Callable[..., LoadedBase], cuda: EmulatedCuda) -> None:
@@ -148,7 +148,7 @@ def answers(base: LoadedBase, size: int, temperature: float = 0.0, top_p: float 
         taken, waiting[:] = waiting[:count], waiting[count:]
         return taken
 
-    return {one.tag: one.tokens for ended, _ in answer_all(base, source, size, top_p) for one in ended}
+    return {answer.tag: answer.tokens for ended, _ in answer_all(base, source, size, top_p) for answer in ended}
 
 
 def test_a_cpu_tensor_among_those_of_the_device_is_an_error(cuda: EmulatedCuda) -> None:

@@ -1,4 +1,4 @@
-"""P-EAGLE's drafter: each proposal equals drafting from the whole text anew, in one forward of the draft."""
+"""P-EAGLE's drafter: each proposal equals one recomputed from the whole text, in one forward of the draft."""
 
 import pytest
 import torch
@@ -22,9 +22,9 @@ def new_draft(base, **options) -> PEagleDraft:
     return PEagleDraft.from_base(base, **options).eval()
 
 
-class Checked(ReplayDrafter):
+class CheckedDrafter(ReplayDrafter):
     """Proposes the right tokens from a recording, so that several nodes are committed a step, and compares the tree of
-    `drafter` with one computed from the whole text anew."""
+    `drafter` with one recomputed from the whole text."""
 
     def __init__(self, drafter, draft, base, recorded):
         super().__init__(recorded, 3, base.vocab_size)
@@ -64,11 +64,11 @@ class Checked(ReplayDrafter):
 
 @pytest.mark.parametrize("options", SHAPES)
 @pytest.mark.parametrize("layers", [1, 2])
-def test_every_tree_equals_one_drafted_from_the_whole_text_anew(options, layers, base):
+def test_every_tree_equals_one_recomputed_from_the_whole_text(options, layers, base):
     draft = new_draft(base, eagle_num_layers=layers)
     prompt = ids_of(base, "the quick brown fox")
     recorded, target = greedy(base, prompt, 24)[0], Target(base, 96)
-    checked = Checked(make_drafter(target, draft, options), draft, base, recorded)
+    checked = CheckedDrafter(make_drafter(target, draft, options), draft, base, recorded)
     run(target, checked, prompt, max_tokens=13)
     run(target, checked, prompt + recorded[:9] + ids_of(base, " dog"), max_tokens=5)  # a second turn
     assert checked.checks > 10
@@ -90,16 +90,16 @@ def test_one_forward_drafts_all_depths(base, monkeypatch):
     draft, target = new_draft(base), Target(base, 96)
     drafter = make_drafter(target, draft, {"tree": [[0, 0, 0, 0]]})
     forwards = []
-    own = draft.forward
+    forward = draft.forward
     # the real forward runs; only its rows are counted
-    monkeypatch.setattr(draft, "forward", lambda *args: forwards.append(args[1].shape[1]) or own(*args))
+    monkeypatch.setattr(draft, "forward", lambda *args: forwards.append(args[1].shape[1]) or forward(*args))
     steps = run(target, drafter, ids_of(base, "the quick brown fox"), max_tokens=8)
     accepted = [len(step.tokens) for step in steps[1:-1]]
     assert forwards[1:] == [3, *(count + 3 for count in accepted)], "after the prompt; then accepted and masked rows"
 
 
 def test_children_are_sampled_from_the_drafts_distribution_of_their_depth(base):
-    """The rule of acceptance makes any such proposal lossless (tests/decoding/test_lossless.py)."""
+    """Any proposal from a known distribution is lossless (tests/decoding/test_lossless.py)."""
     draft, target = new_draft(base), Target(base, 96)
     drafter = make_drafter(target, draft, {"tree": [[0, 0], [1, 0]], "sample": True})
     trees = []

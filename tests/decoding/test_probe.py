@@ -1,4 +1,4 @@
-"""The probe: families that take our masks pass, past the window too; one that does not is refused with the figure."""
+"""The probe: families that use our masks pass, beyond the window too; others are refused with the difference."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_every_family_of_the_list_passes(family, base_of):
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "bfloat16"), ("gpt2", "float16")])
 def test_a_base_of_half_precision_is_compared_in_full(family, dtype, tmp_path):
-    """Its own rounding would be a hundred times what is allowed. Its weights stay the tensors they were."""
+    """Its own rounding error would be a hundred times the limit. The probe does not replace its weights."""
     base = load_base(make_tiny_base(tmp_path, family, num_hidden_layers=4), dtype=dtype)
     before = {name: (p.data_ptr(), p.dtype) for name, p in base.model.named_parameters()}
     assert probe(base) < 1e-4
@@ -61,7 +61,7 @@ def test_a_base_that_ignores_its_window_mask_is_caught(base_of, monkeypatch):
         probe(base)
 
 
-def test_narrowing_the_window_changes_what_the_model_says_and_is_undone(base_of):
+def test_narrowing_the_window_changes_the_models_output_and_is_undone(base_of):
     base = base_of("qwen2-mixed")
     ids = torch.arange(20)[None]
     usual = base.model(ids).logits

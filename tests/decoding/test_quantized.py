@@ -1,4 +1,4 @@
-"""Drafting for quantized bases gives their own plain greedy output, whatever drafts."""
+"""Drafting for quantized bases gives their own plain greedy output, with every drafter."""
 
 import pytest
 from transformers import AutoModelForCausalLM, TorchAoConfig
@@ -15,18 +15,18 @@ from tests.decoding.test_exactness import DRAFTERS, ON_FAST, draft_for
 from tests.tiny import tiny_tokenizer
 
 
-def made_here(source, folder):
+def quantize_here(source, folder):
     quantize_folder(source, folder, "w4a16", "float32", SilentReporter())
 
 
-def made_by_transformers(source, folder):
+def quantize_with_transformers(source, folder):
     torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed; it slows every import down")
     config = TorchAoConfig(torchao.Int8WeightOnlyConfig(version=2))
     AutoModelForCausalLM.from_pretrained(source, quantization_config=config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
 
 
-@pytest.mark.parametrize(("make", "forward"), [(made_here, "fast"), (made_by_transformers, "transformers")])
+@pytest.mark.parametrize(("make", "forward"), [(quantize_here, "fast"), (quantize_with_transformers, "transformers")])
 def test_every_drafter_gives_the_quantized_base_its_own_output(make, forward, base_of, tmp_path):
     plain = base_of("llama")
     make(plain.path, tmp_path)

@@ -1,4 +1,4 @@
-"""The starter model itself: exactness on 2 prompts × 64 tokens, and the notebook."""
+"""The real starter model: exactness on 2 prompts × 64 tokens, and the notebook."""
 
 import json
 from pathlib import Path
@@ -33,17 +33,17 @@ def starter():
     return load_base(starter_path())
 
 
-def test_the_starter_says_the_same_with_and_without_drafts(starter):
+def test_the_starter_gives_the_same_tokens_with_and_without_drafts(starter):
     prompts = [render(starter.tokenizer, [{"role": "user", "content": text}]) for text in QUESTIONS]
     expected = [reference(starter, prompt, COUNT) for prompt in prompts]
     for make in (Target, fast_target):
         target, outcomes = make(starter, 256), []
-        for one in expected:
-            outcomes.append(compare(target, ReplayDrafter(one.tokens, SHAPE, starter.vocab_size), one))
+        for answer in expected:
+            outcomes.append(compare(target, ReplayDrafter(answer.tokens, SHAPE, starter.vocab_size), answer))
             if make is fast_target:
-                outcomes.append(compare(target, make_drafter(target, None, {"drafter": "ngram"}), one))
-        found = verdict(outcomes)
-        assert found["exact"], (target.forward.name, found)
+                outcomes.append(compare(target, make_drafter(target, None, {"drafter": "ngram"}), answer))
+        result = verdict(outcomes)
+        assert result["exact"], (target.forward.name, result)
         assert sum(o.tokens for o in outcomes) >= 2 * 40
 
 

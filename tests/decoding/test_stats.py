@@ -30,19 +30,19 @@ def test_acceptance_by_depth_is_conditional_on_the_parent_having_been_accepted()
     assert summarize(steps).acceptance_by_depth == (0.8, 2 / 3, 0.5)
 
 
-def test_depths_nobody_reached_are_not_claimed():
+def test_depths_that_no_step_reached_are_left_out():
     assert summarize([step([])]).acceptance_by_depth == (0.0,)
     assert summarize([step([], draft=DraftRecord())]).acceptance_by_depth == ()
 
 
-def test_nothing_at_all_sums_to_nothing():
+def test_the_summary_of_no_steps_is_empty():
     summary = summarize([])
     assert summary.tokens == 0 and summary.mean_accepted_length == 0.0 and summary.tokens_per_second == 0.0
 
 
 def test_json_has_the_totals():
-    made = summarize([step([0])]).to_json()
-    assert made["mean_accepted_length"] == 2.0 and made["tokens_per_second"] > 0 and made["ms_total"] == 3.5
+    summary = summarize([step([0])]).to_json()
+    assert summary["mean_accepted_length"] == 2.0 and summary["tokens_per_second"] > 0 and summary["ms_total"] == 3.5
 
 
 def test_acceptance_by_rank_counts_the_children_of_accepted_nodes():

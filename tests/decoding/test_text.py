@@ -1,4 +1,4 @@
-"""Text of a stream: pieces concatenate to the whole, and no character is ever shown in halves."""
+"""Text of a stream: pieces concatenate to the whole, and characters are never split."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ FLAG = "🇫🇮"
 
 
 def steps_of(ids, sizes=(1, 3, 2), finish="stop"):
-    """The ids dealt to steps of changing sizes, as verifications emit them."""
+    """Distribute the ids over steps of varying sizes, as verifications emit them."""
     steps, at, index = [], 0, 0
     while at < len(ids):
         size = sizes[index % len(sizes)]
@@ -25,12 +25,12 @@ def steps_of(ids, sizes=(1, 3, 2), finish="stop"):
     return steps
 
 
-def pieces_of(ids, stop=(), **kwargs):
+def texts_of(ids, stop=(), **kwargs):
     stream = TextStream(TOKENIZER, stop)
     records = [stream.record(step) for step in steps_of(ids, **kwargs)]
-    pieces = [token["text"] for record in records for token in record["tokens"]]
-    assert "".join(pieces) == stream.text
-    return pieces
+    texts = [token["text"] for record in records for token in record["tokens"]]
+    assert "".join(texts) == stream.text
+    return texts
 
 
 def decode(ids):
@@ -42,27 +42,27 @@ def decode(ids):
 )
 def test_pieces_concatenate_and_no_piece_holds_half_a_character(text):
     ids = TOKENIZER(text)["input_ids"]
-    pieces = pieces_of(ids)
-    assert "".join(pieces) == text and len(pieces) == len(ids)
-    assert not any("\ufffd" in piece for piece in pieces)
+    texts = texts_of(ids)
+    assert "".join(texts) == text and len(texts) == len(ids)
+    assert not any("\ufffd" in token_text for token_text in texts)
 
 
 def test_an_emoji_of_four_tokens_comes_out_with_the_last_of_them():
     ids = TOKENIZER("a🦊b")["input_ids"]
-    assert pieces_of(ids) == ["a", "", "", "", "🦊", "b"]
+    assert texts_of(ids) == ["a", "", "", "", "🦊", "b"]
 
 
 @pytest.mark.parametrize("origins", [("draft",) * 4, ("target",) * 4, ("draft", "draft", "draft", "target")])
-def test_a_character_of_several_tokens_says_whose_they_were(origins):
+def test_a_character_of_several_tokens_has_their_origins(origins):
     ids = TOKENIZER("a🦊b")["input_ids"][1:5]
     stream = TextStream(TOKENIZER)
     emitted = [EmittedToken(token, origin) for token, origin in zip(ids, origins, strict=True)]
     steps = [Step(i, "verify", (token,)) for i, token in enumerate(emitted)]
-    told = [record["tokens"][0].get("origins") for record in stream.records(steps)]
-    assert told == [None, None, None, list(origins)] and stream.text == "🦊"
+    reported = [record["tokens"][0].get("origins") for record in stream.records(steps)]
+    assert reported == [None, None, None, list(origins)] and stream.text == "🦊"
 
 
-def test_an_answer_goes_on_in_the_context_of_what_was_said():
+def test_an_answer_is_decoded_in_the_context_of_earlier_tokens():
     ids = TOKENIZER("the lazy 🦊 fox")["input_ids"]
     for cut in range(1, len(ids)):
         stream = TextStream(TOKENIZER, before=ids[:cut])
@@ -73,15 +73,15 @@ def test_an_answer_goes_on_in_the_context_of_what_was_said():
 
 def test_joined_people_and_flags_are_not_shown_in_parts():
     for picture in (FAMILY, FLAG):
-        shown = [piece for piece in pieces_of(TOKENIZER(f"x{picture}y")["input_ids"]) if piece]
-        joined_ends = [piece for piece in shown if piece.endswith("\u200d")]
+        shown = [token_text for token_text in texts_of(TOKENIZER(f"x{picture}y")["input_ids"]) if token_text]
+        joined_ends = [token_text for token_text in shown if token_text.endswith("\u200d")]
         assert not joined_ends and FLAG[0] not in shown
         assert "".join(shown) == f"x{picture}y"
 
 
 def test_bytes_that_never_become_a_character_come_out_at_the_end():
     ids = TOKENIZER("a🦊")["input_ids"][:-1]
-    assert "".join(pieces_of(ids)) == decode(ids) == "a\ufffd"
+    assert "".join(texts_of(ids)) == decode(ids) == "a\ufffd"
 
 
 def test_special_tokens_have_no_text_but_their_names_in_the_draft():
@@ -98,32 +98,32 @@ def test_special_tokens_have_no_text_but_their_names_in_the_draft():
 def test_stop_texts_are_left_out_and_what_may_begin_one_is_held_back():
     ids = TOKENIZER("the fox STOP the dog")["input_ids"]
     stream = TextStream(TOKENIZER, stop=("STOP",))
-    said = []
+    texts = []
     for step in steps_of(ids, sizes=(1,)):
         stream.record(step)
-        said.append(stream.text)
-    assert not any("S" in text for text in said)
+        texts.append(stream.text)
+    assert not any("S" in text for text in texts)
     assert stream.text == "the fox "
 
 
-def test_a_beginning_of_a_stop_text_that_does_not_go_on_is_said_later():
-    assert "".join(pieces_of(TOKENIZER("a STONE")["input_ids"], stop=("STOP",))) == "a STONE"
-    assert "".join(pieces_of(TOKENIZER("a STO")["input_ids"], stop=("STOP",))) == "a STO"
+def test_a_beginning_of_a_stop_text_that_does_not_go_on_is_emitted_later():
+    assert "".join(texts_of(TOKENIZER("a STONE")["input_ids"], stop=("STOP",))) == "a STONE"
+    assert "".join(texts_of(TOKENIZER("a STO")["input_ids"], stop=("STOP",))) == "a STO"
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, len(TOKENIZER) - 1), min_size=1, max_size=40))
 def test_any_tokens_at_all_concatenate_to_their_full_decoding(ids):
-    assert "".join(pieces_of(ids)) == decode(ids)
+    assert "".join(texts_of(ids)) == decode(ids)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_at_all_comes_back_without_broken_characters(text):
     ids = TOKENIZER(text)["input_ids"]
-    pieces = pieces_of(ids)
-    assert "".join(pieces) == decode(ids)
-    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+    texts = texts_of(ids)
+    assert "".join(texts) == decode(ids)
+    assert all("\ufffd" not in token_text for token_text in texts) or "\ufffd" in text
 
 
 def test_the_window_stays_short_in_long_texts():

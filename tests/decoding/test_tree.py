@@ -67,6 +67,6 @@ def shapes(draw):
 @given(shapes())
 def test_paths_masks_and_depths_agree(shape):
     for node in range(len(shape)):
-        above = {0, *shape.path(node)}
-        assert set(shape.mask[node].nonzero()[:, 0].tolist()) == above
-        assert shape.depths[node] == len(above) - 1
+        ancestors = {0, *shape.path(node)}
+        assert set(shape.mask[node].nonzero()[:, 0].tolist()) == ancestors
+        assert shape.depths[node] == len(ancestors) - 1

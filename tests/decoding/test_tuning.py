@@ -1,4 +1,4 @@
-"""The tuned tree is the best there is: checked against trying every tree, on small cases."""
+"""The tuned tree is the best one: small cases are compared with all trees."""
 
 import itertools
 import random
@@ -26,13 +26,13 @@ COST = {1: 20.0, 2: 21.0, 4: 22.0, 8: 26.0}
 
 def random_values(seed: int) -> dict[tuple[int, ...], float]:
     """Values of all 14 nodes of a binary tree of depth 3; siblings share their parent's value."""
-    chooser = random.Random(seed)
+    rng = random.Random(seed)
     values: dict[tuple[int, ...], float] = {(): 1.0}
     for depth in range(3):
         for parent in itertools.product(range(2), repeat=depth):
-            first = chooser.random()
+            first = rng.random()
             values[(*parent, 0)] = values[parent] * first
-            values[(*parent, 1)] = values[parent] * (1 - first) * chooser.random()
+            values[(*parent, 1)] = values[parent] * (1 - first) * rng.random()
     del values[()]
     return values
 
@@ -57,9 +57,9 @@ def test_the_planned_tree_is_as_fast_as_the_best_found_by_trying_all(seed):
         return expected_tau(values, choices) / ms
 
     plan = plan_tree(values, COST, draft_ms, max_nodes=8)
-    brute = max(speed(choices) for choices in every_tree(values))
-    assert speed(plan.choices) == pytest.approx(brute)
-    assert plan.expected_speedup == pytest.approx(brute * COST[1])
+    best = max(speed(choices) for choices in every_tree(values))
+    assert speed(plan.choices) == pytest.approx(best)
+    assert plan.expected_speedup == pytest.approx(best * COST[1])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -94,14 +94,14 @@ def test_values_are_shares_of_verifications_whose_path_runs_through_a_node():
 
 def test_smaller_dynamic_trees_keep_the_best_scores():
     # cumulative scores: node 0 -0.1, node 1 -2.0, node 2 (below 0) -0.6
-    made = [
+    steps = [
         step((0, 1, 0), (-1, -1, 0), (0, 2), (-0.1, -2.0, -0.5)),
         step((0, 1, 0), (-1, -1, 0), (1,), (-0.1, -2.0, -0.5)),
     ]
-    assert lengths_by_size(made, (1, 2, 3, 4)) == {1: 1.0, 2: 1.5, 3: 2.0, 4: 2.5}
+    assert lengths_by_size(steps, (1, 2, 3, 4)) == {1: 1.0, 2: 1.5, 3: 2.0, 4: 2.5}
 
 
-def test_a_dynamic_plan_weighs_depth_against_what_drafting_to_it_costs():
+def test_a_dynamic_plan_weighs_depth_against_the_cost_of_drafting():
     draft_record = DraftRecord((0, 1, 2), (-1, 0, 1), (1, 2, 3), (0, 0, 0), (-0.1, -0.1, -0.1))
     accepted = [(0, 1), (0,), (0, 1), ()]
     steps = [Step(1, "verify", (EmittedToken(0, "target"),), draft_record, path) for path in accepted]

@@ -12,8 +12,8 @@ from tests.workers.conftest import bench, broker  # noqa: F401
 
 @pytest.fixture
 def up(tmp_path: Path, clean_environment: None) -> Iterator[Up]:
-    """A home that is not started yet; whatever runs of it is ended after the test."""
-    made = Up(tmp_path / "home")
-    yield made
-    made.end()
-    shutil.rmtree(made.settings.run_dir, ignore_errors=True)
+    """A home that is not started yet. Its processes are ended after the test."""
+    workbench = Up(tmp_path / "home")
+    yield workbench
+    workbench.end()
+    shutil.rmtree(workbench.settings.run_dir, ignore_errors=True)

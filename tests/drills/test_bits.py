@@ -1,4 +1,4 @@
-"""Bits flip on the disk, in a base, a draft, training data and a training state: nothing damaged is ever used."""
+"""Bits flip on the disk in a base, a draft, training data and a training state: no damaged file is ever used."""
 
 import json
 import os
@@ -27,12 +27,12 @@ QUESTION = {"messages": [{"role": "user", "content": "Say it"}], "max_tokens": 1
 
 
 @contextmanager
-def damaged(path: Path, chance: random.Random) -> Iterator[None]:
-    """One bit of the file flipped, wherever; put right again afterwards."""
+def damaged(path: Path, rng: random.Random) -> Iterator[None]:
+    """Flip a random bit of the file for the duration of the block."""
     whole = path.read_bytes()
-    place, bit = chance.randrange(len(whole)), chance.randrange(8)
+    position, bit = rng.randrange(len(whole)), rng.randrange(8)
     changed = bytearray(whole)
-    changed[place] ^= 1 << bit
+    changed[position] ^= 1 << bit
     path.write_bytes(changed)
     try:
         yield
@@ -42,12 +42,12 @@ def damaged(path: Path, chance: random.Random) -> Iterator[None]:
 
 @pytest.fixture
 def servers(tmp_path: Path, clean_environment: None) -> Iterator[Workbench]:
-    made = make_workbench(tmp_path / "home")
+    workbench = make_workbench(tmp_path / "home")
     try:
-        made.start("inference", "web")
-        yield made
+        workbench.start("inference", "web")
+        yield workbench
     finally:
-        made.end()
+        workbench.end()
 
 
 def ask(bench: Workbench, model: str) -> httpx.Response:
@@ -56,32 +56,32 @@ def ask(bench: Workbench, model: str) -> httpx.Response:
     return httpx.post(url, json={"model": model, **QUESTION}, headers=headers, timeout=120, trust_env=False)
 
 
-def text(answer: httpx.Response) -> str:
-    return answer.json()["choices"][0]["message"]["content"]
+def text(response: httpx.Response) -> str:
+    return response.json()["choices"][0]["message"]["content"]
 
 
-def is_a_sentence(answer: httpx.Response) -> bool:
-    """Refused, and said why in one line."""
-    said = "" if answer.is_success else answer.json()["error"]["message"]
-    return answer.status_code >= 400 and bool(said) and "\n" not in said and "Traceback" not in said
+def is_refused_in_one_line(response: httpx.Response) -> bool:
+    """Whether the request was refused with a one-line message."""
+    message = "" if response.is_success else response.json()["error"]["message"]
+    return response.status_code >= 400 and bool(message) and "\n" not in message and "Traceback" not in message
 
 
 @pytest.mark.drill
 @pytest.mark.timeout(900)
 def test_bits_flipped_in_bases_and_drafts(servers: Workbench, figures: Figures) -> None:
-    """Each in a copy of its own, asked for the first time while it is damaged; whole again, it answers as it should."""
-    chance, used, offered, not_back = random.Random(31), 0, 0, 0
+    """Each round damages a new copy before its first request. After the repair it must answer like an undamaged one."""
+    rng, used, offered, not_back = random.Random(31), 0, 0, 0
     reference = text(ask(servers, _named(servers, "whole")))
     for number in range(ROUNDS):
         name = _named(servers, f"base-{number}")
-        with damaged(_weights(servers, Base, name), chance):
-            used += not is_a_sentence(ask(servers, name))
+        with damaged(_weights(servers, Base, name), rng):
+            used += not is_refused_in_one_line(ask(servers, name))
         not_back += text(ask(servers, name)) != reference
         model = f"{name}@heads"
         checkpoint = add_heads(servers, _row(servers, Base, name).id, "heads")
         address = f"{servers.url}/api/checkpoints/{checkpoint}/download"
-        with damaged(_weights(servers, Checkpoint, "heads", checkpoint), chance):
-            used += not is_a_sentence(ask(servers, model))
+        with damaged(_weights(servers, Checkpoint, "heads", checkpoint), rng):
+            used += not is_refused_in_one_line(ask(servers, model))
             offered += httpx.get(address, trust_env=False).is_success
         not_back += text(ask(servers, model)) != reference or not httpx.get(address, trust_env=False).is_success
     figures.record(flips=2 * ROUNDS, damaged_files_used=used, damaged_files_offered=offered, not_usable_again=not_back)
@@ -108,9 +108,9 @@ def _weights(bench: Workbench, table: type, name: str, row_id: str = "") -> Path
 @pytest.mark.drill
 @pytest.mark.timeout(1200)
 def test_bits_flipped_in_shards(home: Settings, broker: str, tiny_base: Path, tmp_path: Path, figures: Figures) -> None:
-    """Every second time rows are missing instead. A training says what is damaged; once it is whole, it trains."""
+    """Every second round, rows are missing instead. A training reports the damage, and succeeds after the repair."""
     bench = Bench(replace(home, redis_url=f"{broker}?virtual_host=8"), SPECULOOS_WORK_MODULES="")
-    chance, used = random.Random(37), 0
+    rng, used = random.Random(37), 0
     try:
         bench.worker("io")
         bench.worker("gpu")
@@ -118,11 +118,11 @@ def test_bits_flipped_in_shards(home: Settings, broker: str, tiny_base: Path, tm
         base_id = homes.add_base(bench.settings, tiny_base)
         dataset_id, shard = answers(bench, base_id, tmp_path)
         for number in range(ROUNDS):
-            with (cut if number % 2 else damaged)(shard, chance):
+            with (cut if number % 2 else damaged)(shard, rng):
                 job = train(bench, base_id, dataset_id)
-                bench.wait_for(job, lambda found: found.state in ("SUCCEEDED", "FAILED"), "an end", 120)
-                said = bench.job(job)
-                used += said.state != "FAILED" or not said.error or "\n" in said.error
+                bench.wait_for(job, lambda row: row.state in ("SUCCEEDED", "FAILED"), "an end", 120)
+                row = bench.job(job)
+                used += row.state != "FAILED" or not row.error or "\n" in row.error
         bench.wait(train(bench, base_id, dataset_id), "SUCCEEDED", 120)
     finally:
         bench.end()
@@ -131,11 +131,11 @@ def test_bits_flipped_in_shards(home: Settings, broker: str, tiny_base: Path, tm
 
 
 @contextmanager
-def cut(path: Path, chance: random.Random) -> Iterator[None]:
-    """Some of the last rows gone, the others whole."""
+def cut(path: Path, rng: random.Random) -> Iterator[None]:
+    """Remove some of the last rows for the duration of the block."""
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[: chance.randrange(1, len(lines))]))
+    path.write_bytes(b"".join(lines[: rng.randrange(1, len(lines))]))
     try:
         yield
     finally:
@@ -143,17 +143,17 @@ def cut(path: Path, chance: random.Random) -> Iterator[None]:
 
 
 def answers(bench: Bench, base_id: str, folder: Path) -> tuple[str, Path]:
-    """A dataset that was generated as any is, and its shard."""
+    """Generate a dataset; returns its id and the path of its shard."""
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"Tell me about number {n} and foxes."}) + "\n" for n in range(24)))
     prompts = submit(ImportPrompts(path=str(file)), name="prompts", settings=bench.settings)
-    wanted = GenerateData(prompts.request["dataset_id"], base_id=base_id, max_tokens=24, batch_size=8)
-    made = submit(wanted, name="answers", settings=bench.settings)
-    bench.wait(made.id, "SUCCEEDED", 180)
+    request = GenerateData(prompts.request["dataset_id"], base_id=base_id, max_tokens=24, batch_size=8)
+    job = submit(request, name="answers", settings=bench.settings)
+    bench.wait(job.id, "SUCCEEDED", 180)
     with db.reading(bench.settings) as session:
-        found = Path(session.get_one(Dataset, made.request["dataset_id"]).path)
-    folder = found if found.is_absolute() else bench.settings.home / found
-    return made.request["dataset_id"], next(folder.glob("shard-*.jsonl"))
+        path = Path(session.get_one(Dataset, job.request["dataset_id"]).path)
+    folder = path if path.is_absolute() else bench.settings.home / path
+    return job.request["dataset_id"], next(folder.glob("shard-*.jsonl"))
 
 
 def train(bench: Bench, base_id: str, dataset_id: str) -> str:
@@ -164,26 +164,26 @@ def train(bench: Bench, base_id: str, dataset_id: str) -> str:
 @pytest.mark.drill
 @pytest.mark.timeout(1800)
 def test_bits_flipped_in_states(home: Settings, broker: str, tiny_base: Path, figures: Figures) -> None:
-    """The newest state, while no one trains; every second time it is cut short. The weights are those of an
-    undisturbed training, from an older state or from the beginning."""
+    """Damage the newest state while no training runs; every second time it is truncated. The training restarts from
+    an older state or from the beginning, and its weights equal those of an undisturbed training."""
     bench = Bench(replace(home, redis_url=f"{broker}?virtual_host=9"), SPECULOOS_WORK_MODULES="")
     base_id = homes.add_base(bench.settings, tiny_base)
     dataset_id = homes.add_answers(bench.settings, base_id)
     trainings = Trainings(bench.settings, base_id, dataset_id, steps=600, save_every=50)
-    chance = random.Random(41)
+    rng = random.Random(41)
     try:
         worker = bench.worker("gpu")
-        trainings.next()
-        trainings.ended()
+        trainings.submit_next()
+        trainings.wait_ended()
         for number in range(ROUNDS):
-            trainings.next()
+            trainings.submit_next()
             bench.wait_for(trainings.ids[-1], lambda job: job.done >= 120, "two states", 120)
             worker.terminate()
             assert worker.wait(30) == 0
             assert trainings.current().state == "INTERRUPTED"
-            spoil(bench, chance, truncate if number % 2 else flip)
+            spoil(bench, rng, truncate if number % 2 else flip)
             worker = bench.worker("gpu")
-            trainings.ended()
+            trainings.wait_ended()
     finally:
         bench.end()
     different = len(set(trainings.weights())) - 1
@@ -191,19 +191,19 @@ def test_bits_flipped_in_states(home: Settings, broker: str, tiny_base: Path, fi
     assert different == 0
 
 
-def spoil(bench: Bench, chance: random.Random, how: Callable[[Path, random.Random], None]) -> None:
-    """Damage one file of the newest state there is."""
+def spoil(bench: Bench, rng: random.Random, damage: Callable[[Path, random.Random], None]) -> None:
+    """Damage one file of the newest state."""
     states = sorted((bench.settings.home / "checkpoints").rglob("state-*"), key=lambda path: path.stat().st_mtime)
     newest = [path for path in states if path.is_dir() and not path.name.startswith(".")][-1]
-    how(chance.choice(sorted(path for path in newest.iterdir() if path.is_file())), chance)
+    damage(rng.choice(sorted(path for path in newest.iterdir() if path.is_file())), rng)
 
 
-def flip(path: Path, chance: random.Random) -> None:
+def flip(path: Path, rng: random.Random) -> None:
     changed = bytearray(path.read_bytes())
-    changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+    changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
     path.write_bytes(changed)
 
 
-def truncate(path: Path, chance: random.Random) -> None:
+def truncate(path: Path, rng: random.Random) -> None:
     with path.open("r+b") as file:
-        file.truncate(chance.randrange(path.stat().st_size))
+        file.truncate(rng.randrange(path.stat().st_size))

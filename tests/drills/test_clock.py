@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from speculoos.settings import Settings
-from tests.drills.test_stores import count_whole, order
+from tests.drills.test_stores import count_lost_and_doubled, order
 from tests.tools import clock
 from tests.tools.figures import Figures
 from tests.workers.conftest import Bench
@@ -21,7 +21,7 @@ SMALL, LARGE = (-2.0, -1.0, 1.0, 2.0), (-86_400.0, -3600.0, 60.0, 3600.0, 86_400
 
 
 class SteppedBench(Bench):
-    """Its processes live by a clock of their own."""
+    """A bench whose processes see a simulated clock."""
 
     def __init__(self, settings: Settings, clock_: clock.Clock):
         super().__init__(settings, **clock_.environment)
@@ -41,39 +41,39 @@ def test_the_clock_stepped_while_jobs_run(home: Settings, broker: str, tmp_path:
     if reason := clock.missing():
         pytest.skip(reason)
     bench = SteppedBench(replace(home, redis_url=f"{broker}?virtual_host=6"), clock.Clock(tmp_path))
-    chance, many = random.Random(23), []
+    rng, submitted = random.Random(23), []
     try:
         bench.worker("io")
         bench.reconciler()
         for number in range(STEPS):
-            many.append(order(bench, tmp_path / f"job-{number}"))
-            bench.wait_for(many[-1].id, lambda job: job.done >= 3, "three steps", 120)
-            bench.clock.step(chance.choice(SMALL if number % 2 else LARGE))
-            time.sleep(chance.uniform(0, 1))
-        lost, doubled = count_whole(bench, many, tmp_path)
-        again = sum(bench.job(job.id).attempt > 1 for job in many)
+            submitted.append(order(bench, tmp_path / f"job-{number}"))
+            bench.wait_for(submitted[-1].id, lambda job: job.done >= 3, "three steps", 120)
+            bench.clock.step(rng.choice(SMALL if number % 2 else LARGE))
+            time.sleep(rng.uniform(0, 1))
+        lost, doubled = count_lost_and_doubled(bench, submitted, tmp_path)
+        restarted = sum(bench.job(job.id).attempt > 1 for job in submitted)
     finally:
         bench.end()
-    figures.record(clock_steps=STEPS, jobs=len(many), lost=lost, doubled=doubled, begun_again=again)
-    assert (lost, doubled, again) == (0, 0, 0)
+    figures.record(clock_steps=STEPS, jobs=len(submitted), lost=lost, doubled=doubled, begun_again=restarted)
+    assert (lost, doubled, restarted) == (0, 0, 0)
 
 
 @pytest.mark.integration
 def test_the_clock_of_real_processes_is_stepped(tmp_path: Path) -> None:
-    """The drill's own tool: a process sees the step, and the date of the machine's start moves along."""
+    """The tool of the drill: a process sees the step, and the boot time of the machine moves along."""
     if reason := clock.missing():
         pytest.skip(reason)
     stepped = clock.Clock(tmp_path)
     code = "import datetime, psutil; print(datetime.datetime.now().timestamp(), psutil.boot_time())"
 
-    def told() -> tuple[float, float]:
+    def read_clock() -> tuple[float, float]:
         command = stepped.command([sys.executable, "-c", code])
-        said = subprocess.run(command, env={**os.environ, **stepped.environment}, capture_output=True, check=True)
-        now, boot = map(float, said.stdout.split())
+        completed = subprocess.run(command, env={**os.environ, **stepped.environment}, capture_output=True, check=True)
+        now, boot = map(float, completed.stdout.split())
         return now - time.time(), boot
 
-    ahead, boot = told()
+    ahead, boot = read_clock()
     assert abs(ahead) < 30
     stepped.step(86_400)
-    ahead, later = told()
+    ahead, later = read_clock()
     assert abs(ahead - 86_400) < 30 and later - boot == 86_400

@@ -1,4 +1,4 @@
-"""`speculoos up` on a disk that fills to the last byte, and on a start when it is full already (`make drills`)."""
+"""`speculoos up` on a disk that fills to the last byte, and on one that is full at the start (`make drills`)."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ def small(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting
 def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
     small: Settings, small_disk: Path, tmp_path: Path
 ) -> None:
-    """For a minute not a byte is free, while every process logs and beats; then room is made."""
+    """The disk is full for a minute while every process writes logs and heartbeats; then it has room again."""
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "hi"}\n')
     running = start(small)
@@ -59,7 +59,7 @@ def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
         end = time.monotonic() + FULL_SECONDS
         while time.monotonic() < end:
             fill(small_disk)
-            the_pages_answer(small)
+            check_pages_answer(small)
             time.sleep(1)
         assert program_pids(small) == before, "no process had to be replaced"
         assert state(small, job) == "QUEUED"
@@ -77,15 +77,15 @@ def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
 def test_a_start_on_a_full_disk_is_one_sentence(small: Settings, small_disk: Path) -> None:
     fill(small_disk)
     command = [sys.executable, "-m", "cli.main", "up"]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ)
-    assert made.returncode == 1 and "Traceback" not in made.stderr
-    assert "is full" in made.stderr.splitlines()[-1], made.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ)
+    assert completed.returncode == 1 and "Traceback" not in completed.stderr
+    assert "is full" in completed.stderr.splitlines()[-1], completed.stderr
 
 
-def the_pages_answer(settings: Settings) -> None:
+def check_pages_answer(settings: Settings) -> None:
     for path in PAGES:
-        answer = httpx.get(f"http://127.0.0.1:{settings.port}{path}", trust_env=False, timeout=30)
-        assert answer.status_code == 200, path
+        response = httpx.get(f"http://127.0.0.1:{settings.port}{path}", trust_env=False, timeout=30)
+        assert response.status_code == 200, path
 
 
 def paused(settings: Settings) -> str:

@@ -1,5 +1,5 @@
-"""A generation in shards, worked on by several processes through two inference servers of ours, while they are killed
-at random; and a set of a million prompts."""
+"""A generation in shards by several processes through two of our inference servers, while they are killed at
+random."""
 
 import os
 import random
@@ -43,13 +43,13 @@ LONG = 1 << 15
 
 @pytest.fixture
 def stage(home: Settings, tmp_path: Path) -> Iterator[tuple[Bench, Broker, Servers]]:
-    """A home with a broker of its own, a tiny base, and two inference servers that answer with it."""
+    """A home with its own broker, a tiny base, and two inference servers that serve it."""
     broker = Broker()
     bench = Bench(replace(home, redis_url=broker.url), SPECULOOS_INFERENCE_TOKEN=TOKEN, SPECULOOS_DEVICE="cpu")
     base = make_tiny_base(tmp_path / "tiny", max_position_embeddings=LONG)
     with db.writing(home) as session:
-        made = {"source": "folder", "location": "x", "path": str(base), "state": "ready"}
-        session.add(Base(name="tiny", weights_sha256=weights_sha256(base), **made))
+        columns = {"source": "folder", "location": "x", "path": str(base), "state": "ready"}
+        session.add(Base(name="tiny", weights_sha256=weights_sha256(base), **columns))
     servers = Servers(bench, lambda port: inference(bench, port), "tiny", TOKEN)
     yield bench, broker, servers
     bench.end()
@@ -58,7 +58,7 @@ def stage(home: Settings, tmp_path: Path) -> Iterator[tuple[Bench, Broker, Serve
 
 
 def inference(bench: Bench, port: int) -> subprocess.Popen[bytes]:
-    """The project's inference server, answering."""
+    """Start the project's inference server and wait until it answers."""
     environment = {**bench.environment, "SPECULOOS_INFERENCE_PORT": str(port)}
     with (bench.settings.home / f"inference-{port}.log").open("ab") as out:
         process = subprocess.Popen(
@@ -91,24 +91,24 @@ def test_shards_survive_killed_workers_and_endpoints(
 ) -> None:
     """Workers and a server are killed at random while 2,000 prompts are answered; a second time nothing is killed."""
     bench, _, servers = stage
-    chance, kills, began = random.Random(11), 0, time.monotonic()
+    rng, kills, began = random.Random(11), 0, time.monotonic()
     workers = start_all(bench)[:WORKERS]
     source = real_prompts(bench, shared_data)
     job = generate(bench, source, ROWS)
     away, started = -1, 0
     while bench.job(job.id).state not in ("SUCCEEDED", "FAILED", "CANCELLED"):
-        time.sleep(chance.uniform(2, 5))
+        time.sleep(rng.uniform(2, 5))
         if kills >= KILLS or bench.job(job.id).done == 0:
             continue
         kills += 1
         if kills % 4 == 0:
             started += away >= 0
-            away = change_servers(servers, away, chance)
+            away = change_servers(servers, away, rng)
         else:
-            place = chance.randrange(WORKERS)
-            workers[place].kill()
-            workers[place].wait()
-            workers[place] = bench.worker()
+            index = rng.randrange(WORKERS)
+            workers[index].kill()
+            workers[index].wait()
+            workers[index] = bench.worker()
     if away >= 0:
         servers.start(away)
     seconds = time.monotonic() - began
@@ -118,7 +118,9 @@ def test_shards_survive_killed_workers_and_endpoints(
     again = generate(bench, source, ROWS)
     bench.wait(again.id, "SUCCEEDED", 1800)
     check_whole(bench, again, PROMPTS // ROWS)
-    different = sum(mine != other for mine, other in zip(sums(bench, job), sums(bench, again), strict=True))
+    different = sum(
+        digest != other_digest for digest, other_digest in zip(sums(bench, job), sums(bench, again), strict=True)
+    )
     attempts = sum(part.attempt for part in parts(bench, job))
     figures.record(
         **{"kills": kills - started, "jobs": PROMPTS // ROWS, "lost": 0, "doubled": 0},
@@ -128,12 +130,12 @@ def test_shards_survive_killed_workers_and_endpoints(
     assert different == 0
 
 
-def change_servers(servers: Servers, away: int, chance: random.Random) -> int:
-    """Kill one server, or start again the one that is away; returns which is away (-1: none)."""
+def change_servers(servers: Servers, away: int, rng: random.Random) -> int:
+    """Kill one server, or restart the killed one; returns the number of the killed server (-1: none)."""
     if away >= 0:
         servers.start(away)
         return -1
-    away = chance.randrange(2)
+    away = rng.randrange(2)
     servers.kill(away)
     return away
 
@@ -141,11 +143,11 @@ def change_servers(servers: Servers, away: int, chance: random.Random) -> int:
 def test_everything_killed_in_a_generation(
     stage: tuple[Bench, Broker, Servers], shared_data: Path, figures: Figures
 ) -> None:
-    """Workers, reconciler, broker and servers at once, again and again; it goes on without a hand."""
+    """Workers, reconciler, broker and servers are killed at once, several times; the job goes on by itself."""
     bench, broker, servers = stage
     processes = start_all(bench)
     job = generate(bench, real_prompts(bench, shared_data, FEWER), FEW_ROWS)
-    kills = made_again = 0
+    kills = repeated = 0
     recovery: list[float] = []
     while bench.job(job.id).state not in ("SUCCEEDED", "FAILED", "CANCELLED"):
         before = len(ended_well(bench, job))
@@ -166,7 +168,7 @@ def test_everything_killed_in_a_generation(
         at = bench.job(job.id).done
         wait_until(lambda n=at: ended(bench, job) or bench.job(job.id).done > n, 120, "going on", bench.output)
         recovery.append(time.monotonic() - began)
-        made_again += sum(done(bench, job).get(number) != how for number, how in finished.items())
+        repeated += sum(done(bench, job).get(number) != attempt for number, attempt in finished.items())
     check_whole(bench, job, FEWER // FEW_ROWS)
     figures.record(
         **{
@@ -174,11 +176,11 @@ def test_everything_killed_in_a_generation(
             "jobs": FEWER // FEW_ROWS,
             "lost": 0,
             "doubled": 0,
-            "finished_shards_made_again": made_again,
+            "finished_shards_made_again": repeated,
         },
-        goes_on_seconds=[round(each, 1) for each in recovery],
+        goes_on_seconds=[round(value, 1) for value in recovery],
     )
-    assert made_again == 0 and kills
+    assert repeated == 0 and kills
 
 
 def ended(bench: Bench, job: Job) -> bool:
@@ -186,5 +188,5 @@ def ended(bench: Bench, job: Job) -> bool:
 
 
 def done(bench: Bench, job: Job) -> dict[int, tuple[int, object]]:
-    """{number: (attempt, when)} of finished shards."""
+    """{number: (attempt, end)} of the finished shards."""
     return {part.number: (part.attempt, part.finished_at) for part in ended_well(bench, job)}

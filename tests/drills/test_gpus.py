@@ -28,7 +28,7 @@ LATER = 20.0
 
 
 class Chat:
-    """Measures on the GPU of the inference server again and again, until `stop`."""
+    """Measures on the GPU of the inference server repeatedly, until `stop` is set."""
 
     def __init__(self, bench: Bench, folder: Path):
         self.bench, self.file, self.measured, self.overlaps = bench, folder / fake_gpus.uuid(0), 0, 0
@@ -59,7 +59,7 @@ class Chat:
 
 
 def test_gpus_are_shared_while_workers_are_killed(bench: Bench, tmp_path: Path, figures: Figures) -> None:
-    chance = random.Random(25)
+    rng = random.Random(25)
     bench.environment |= WORK
     bench.reconciler()
     workers = [bench.worker("gpu") for _ in range(COUNT)]
@@ -68,7 +68,7 @@ def test_gpus_are_shared_while_workers_are_killed(bench: Bench, tmp_path: Path, 
     def arrive(number: int) -> None:
         for part, gpus in enumerate((4, 1) if number % 6 == 0 else (1, 1)):
             name = f"{number}-{part}-{'wide' if gpus > 1 else 'one'}"
-            job = submit(bench, tmp_path, name, gpus, seconds=chance.uniform(2, 6))
+            job = submit(bench, tmp_path, name, gpus, seconds=rng.uniform(2, 6))
             submitted[name] = (job, time.monotonic())
 
     def kill(number: int) -> None:
@@ -76,13 +76,13 @@ def test_gpus_are_shared_while_workers_are_killed(bench: Bench, tmp_path: Path, 
             children = [job.child["pid"] for job in session.query(Job).where(Job.state == "RUNNING") if job.child]
         if number % 2 and children:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(chance.choice(children), signal.SIGKILL)
+                os.kill(rng.choice(children), signal.SIGKILL)
                 killed["child"] += 1
         else:
-            one = chance.randrange(COUNT)
-            workers[one].kill()
-            workers[one].wait()
-            workers[one] = bench.worker("gpu")
+            index = rng.randrange(COUNT)
+            workers[index].kill()
+            workers[index].wait()
+            workers[index] = bench.worker("gpu")
             killed["worker"] += 1
 
     for number in range(KILLS):

@@ -1,4 +1,4 @@
-"""Every part of a running workbench is killed at random while it trains: nothing lost, doubled or changed by a bit."""
+"""Each part of a running workbench is killed at random while it trains: no job lost or doubled, weights stay equal."""
 
 import contextlib
 import json
@@ -39,22 +39,22 @@ def test_each_part_killed_at_random_while_it_trains(up: Up, tiny_base: Path, tmp
     up.start()
     base_id = add_base(up.settings, tiny_base)
     trainings = Trainings(up.settings, base_id, add_answers(up.settings, base_id), STEPS, SAVE_EVERY)
-    trainings.next()
-    trainings.ended()
-    chance = random.Random(11)
+    trainings.submit_next()
+    trainings.wait_ended()
+    rng = random.Random(11)
     order = [part for part in PARTS for _ in range(KILLS)]
-    chance.shuffle(order)
+    rng.shuffle(order)
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     imports: list[Job] = []
     for number, part in enumerate(order):
-        trainings.running()
-        time.sleep(chance.uniform(0, 1))
+        trainings.ensure_running()
+        time.sleep(rng.uniform(0, 1))
         if part == CHILD:
-            trainings.running()
+            trainings.ensure_running()
         if number % IMPORT_EVERY == 0:
             imports.append(order_import(up, tmp_path, number))
         seconds[part].append(kill(up, part, trainings))
-    trainings.ended()
+    trainings.wait_ended()
     lost, doubled = check_imports(up, imports)
     trainings.check_steps()
     different = len(set(trainings.weights())) - 1
@@ -63,17 +63,17 @@ def test_each_part_killed_at_random_while_it_trains(up: Up, tiny_base: Path, tmp
         jobs=len(trainings.ids) + len(imports),
         trainings=len(trainings.ids),
         lost=lost,
-        doubled=doubled + (trainings.most > 1),
+        doubled=doubled + (trainings.most_at_once > 1),
         different_weights=different,
-        most_trainers_at_once=trainings.most,
-        recovery={part: spread(taken) for part, taken in seconds.items()},
+        most_trainers_at_once=trainings.most_at_once,
+        recovery={part: spread(durations) for part, durations in seconds.items()},
     )
-    assert (lost, doubled, different, trainings.most) == (0, 0, 0, 1)
+    assert (lost, doubled, different, trainings.most_at_once) == (0, 0, 0, 1)
     assert "Traceback" not in up.output
 
 
 def kill(up: Up, part: str, trainings: Trainings) -> float:
-    """SIGKILL a part; seconds until it is back and the training has gone on."""
+    """SIGKILL a part; returns the seconds until it is back and the training goes on."""
     before = trainings.current()
     began = time.monotonic()
     if part == CHILD:
@@ -95,8 +95,8 @@ def kill(up: Up, part: str, trainings: Trainings) -> float:
 
 
 def goes_on(part: str, before: Job, job: Job) -> bool:
-    """Whether the training does: in a new attempt that got further where its process had to go too, else in the same
-    one, which must not have noticed."""
+    """Whether the training goes on: in a new attempt if its process was killed too, else in the same attempt, which
+    must not have been disturbed."""
     if job.state in FINISHED:
         return True
     if part in WITH_THE_CHILD:
@@ -113,7 +113,7 @@ def order_import(up: Up, folder: Path, number: int) -> Job:
 
 
 def check_imports(up: Up, imports: list[Job]) -> tuple[int, int]:
-    """(how many did not end well, how many left other than one dataset with a dozen rows)."""
+    """(number of imports that did not succeed, number that did not leave exactly one dataset of a dozen rows)."""
 
     def open_ones() -> list[str]:
         with db.reading(up.settings) as session:
@@ -122,6 +122,6 @@ def check_imports(up: Up, imports: list[Job]) -> tuple[int, int]:
     wait_for(lambda: not open_ones(), "the end of all imports")
     with db.reading(up.settings) as session:
         lost = sum(jobs.get(session, job.id).state != "SUCCEEDED" for job in imports)
-        made = [session.query(Dataset).filter_by(job_id=job.id).all() for job in imports]
-        doubled = sum([row.rows for row in found] != [12] for found in made)
+        datasets_of_imports = [session.query(Dataset).filter_by(job_id=job.id).all() for job in imports]
+        doubled = sum([row.rows for row in datasets] != [12] for datasets in datasets_of_imports)
     return lost, doubled

@@ -1,6 +1,6 @@
 """A workbench under the load of a team: fifty clients on the same machine, which affects the figures.
 
-Idle Jobs pages; then visitors that open pages and click while answers are streamed; then every page with a long queue.
+First idle Jobs pages, then visitors that open pages and click while answers stream, then every page with a long queue.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ def grew(warm_mb: float, end_mb: float) -> bool:
 
 
 async def under_load(target: LoadTarget) -> dict:
-    """Visitors and streams: latency of every action, and CPU share and memory of every process."""
+    """Run visitors and streams; returns latencies of actions, and CPU share and memory of every process."""
     streams, programs = Streams(), processes(target.settings)
     before, began = cpu_seconds(programs), time.monotonic()
     until = began + SECONDS
@@ -80,7 +80,7 @@ async def under_load(target: LoadTarget) -> dict:
         visits = [visitor(target, clients[n], n, until) for n in range(CLIENTS)]
         reads = [streams.read(target, clients[CLIENTS + n], n, until) for n in range(STREAMS)]
         warm, *_ = await asyncio.gather(memory_at(programs, began + WARM_SHARE * SECONDS), *visits, *reads)
-    passed, again = time.monotonic() - began, processes(target.settings)
+    passed, after = time.monotonic() - began, processes(target.settings)
     cpu_share, end = shares(before, cpu_seconds(programs), passed), await memory_at(programs, 0)
     actions = [seconds for name, taken in target.taken.items() if name != "poll" for seconds in taken]
     return {
@@ -89,20 +89,20 @@ async def under_load(target: LoadTarget) -> dict:
         "streams": {"at_once": STREAMS, **vars(streams)},
         "cpu_share": cpu_share,
         "memory": {name: {"warm_mb": warm[name], "end_mb": end[name]} for name in programs},
-        "restarted": [name for name in programs if again.get(name) != programs[name]],
+        "restarted": [name for name in programs if after.get(name) != programs[name]],
         "actions_ms": milliseconds(target.taken),
         "action_p95_ms": spread((1000 * s for s in actions), 1)["p95"],
     }
 
 
 async def memory_at(programs: dict[str, psutil.Process], when: float) -> dict[str, float]:
-    """Resident MB of each process at this value of `time.monotonic`: median of three looks."""
+    """Resident MB of each process at this value of `time.monotonic`, the median of three samples."""
     await asyncio.sleep(max(0.0, when - time.monotonic()))
-    looks = []
+    samples = []
     for _ in range(3):
-        looks.append({name: process.memory_info().rss / 2**20 for name, process in programs.items()})
+        samples.append({name: process.memory_info().rss / 2**20 for name, process in programs.items()})
         await asyncio.sleep(1)
-    return {name: round(statistics.median(look[name] for look in looks), 1) for name in programs}
+    return {name: round(statistics.median(sample[name] for sample in samples), 1) for name in programs}
 
 
 def queue_jobs(target: LoadTarget, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Minutes of killing on purpose (`make drills`): a fixed seed, real processes; nothing may be lost or doubled."""
+"""Random kills for minutes (`make drills`), with a fixed seed and real processes: no job is lost or doubled."""
 
 import contextlib
 import hashlib
@@ -28,7 +28,7 @@ ROUNDS = 8
 STORM = 45
 
 
-def finished(bench: Bench, job_id: str, seconds: float) -> Job:
+def wait_succeeded(bench: Bench, job_id: str, seconds: float) -> Job:
     return bench.wait(job_id, "SUCCEEDED", seconds)
 
 
@@ -45,26 +45,26 @@ def test_a_training_killed_again_and_again_equals_one_that_was_not(
     tmp_path: Path,
     figures: Figures,
 ) -> None:
-    """Its process, its worker and the reconciler are killed in turn; the weights are the same bit for bit."""
+    """Its process, its worker and the reconciler are killed in turn; the weights are bit-identical."""
     bench = Bench(replace(home, redis_url=f"{broker}?virtual_host=2"), SPECULOOS_WORK_MODULES="")
-    quiet = Bench(replace(home, home=tmp_path / "quiet", database_url=f"sqlite:///{tmp_path}/quiet/q.db"))
-    quiet.settings = replace(quiet.settings, redis_url=f"{broker}?virtual_host=3")
-    quiet.environment |= {"REDIS_URL": quiet.settings.redis_url}
-    db.upgrade(quiet.settings)
+    quiet_bench = Bench(replace(home, home=tmp_path / "quiet", database_url=f"sqlite:///{tmp_path}/quiet/q.db"))
+    quiet_bench.settings = replace(quiet_bench.settings, redis_url=f"{broker}?virtual_host=3")
+    quiet_bench.environment |= {"REDIS_URL": quiet_bench.settings.redis_url}
+    db.upgrade(quiet_bench.settings)
     try:
-        quiet.worker("gpu")
-        undisturbed = submit_training(quiet, tiny_base, STEPS, 10)
-        undisturbed = finished(quiet, undisturbed.id, 600)
-        quiet.end()
+        quiet_bench.worker("gpu")
+        undisturbed = submit_training(quiet_bench, tiny_base, STEPS, 10)
+        undisturbed = wait_succeeded(quiet_bench, undisturbed.id, 600)
+        quiet_bench.end()
         killed = kill_again_and_again(bench, tiny_base)
-        same = weights(bench.settings, killed) == weights(quiet.settings, undisturbed)
+        same = weights(bench.settings, killed) == weights(quiet_bench.settings, undisturbed)
         figures.record(
             kills=ROUNDS, jobs=2, lost=0, doubled=0, attempts=killed.attempt, different_weights=int(not same)
         )
         assert same
     finally:
         bench.end()
-        quiet.end()
+        quiet_bench.end()
 
 
 def kill_again_and_again(bench: Bench, tiny_base: Path) -> Job:
@@ -72,8 +72,8 @@ def kill_again_and_again(bench: Bench, tiny_base: Path) -> Job:
     reconciler, worker = bench.reconciler(), bench.worker("gpu")
     with Watch(job.id) as watch:
         for round_ in range(ROUNDS):
-            wanted = (round_ + 1) * STEPS // (ROUNDS + 2)
-            running = bench.wait_for(job.id, lambda j, n=wanted: j.done >= n, f"step {wanted}", 300)
+            step = (round_ + 1) * STEPS // (ROUNDS + 2)
+            running = bench.wait_for(job.id, lambda j, n=step: j.done >= n, f"step {step}", 300)
             if running.state != "RUNNING":
                 continue
             if round_ % 3 == 0:
@@ -86,30 +86,30 @@ def kill_again_and_again(bench: Bench, tiny_base: Path) -> Job:
                 worker.terminate()
                 assert worker.wait(15) == 0
                 reconciler, worker = bench.reconciler(), bench.worker("gpu")
-        done = finished(bench, job.id, 600)
+        ended = wait_succeeded(bench, job.id, 600)
     assert watch.most == 1, "never two trainers at once"
-    assert (done.done, done.total) == (STEPS, STEPS) and done.attempt > ROUNDS // 2
+    assert (ended.done, ended.total) == (STEPS, STEPS) and ended.attempt > ROUNDS // 2
     with db.reading(bench.settings) as session:
         assert [s for s, _ in reports.metrics(session, job.id)["train/loss"]] == list(range(1, STEPS + 1))
-    return done
+    return ended
 
 
 def test_many_jobs_survive_a_storm(database: Settings, broker: str, tmp_path: Path, figures: Figures) -> None:
-    """Forty jobs, three workers, a kill every second of something at random, messages lost: each job ends whole."""
+    """Forty jobs and three workers, with a random kill or loss of messages every second: each job completes."""
     bench = Bench(replace(database, redis_url=f"{broker}?virtual_host=4"))
-    chance = random.Random(7)
-    many = [order(bench, tmp_path / f"job-{n}") for n in range(40)]
+    rng = random.Random(7)
+    submitted = [order(bench, tmp_path / f"job-{n}") for n in range(40)]
     workers = [bench.worker("io") for _ in range(3)]
     reconciler = bench.reconciler()
     try:
         for _ in range(STORM):
             time.sleep(1)
-            reconciler = harm(bench, chance, workers, reconciler)
-        for job in many:
-            finished(bench, job.id, 300)
-        for number, job in enumerate(many):
+            reconciler = disturb(bench, rng, workers, reconciler)
+        for job in submitted:
+            wait_succeeded(bench, job.id, 300)
+        for number, job in enumerate(submitted):
             check_whole(tmp_path / f"job-{number}", bench.job(job.id))
-        figures.record(kills=STORM, jobs=len(many), lost=0, doubled=0)
+        figures.record(kills=STORM, jobs=len(submitted), lost=0, doubled=0)
     finally:
         bench.end()
 
@@ -123,22 +123,22 @@ def order(bench: Bench, folder: Path) -> Job:
     return job
 
 
-def harm(
-    bench: Bench, chance: random.Random, workers: list[subprocess.Popen[bytes]], reconciler: subprocess.Popen[bytes]
+def disturb(
+    bench: Bench, rng: random.Random, workers: list[subprocess.Popen[bytes]], reconciler: subprocess.Popen[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Kill one child, worker or reconciler, stop a worker in order, or lose every message. Returns the reconciler."""
-    kind = chance.choice(["child", "child", "worker", "stop", "reconciler", "messages"])
+    """Kill a child, worker or reconciler, terminate a worker, or lose all messages. Returns the reconciler."""
+    kind = rng.choice(["child", "child", "worker", "stop", "reconciler", "messages"])
     if kind == "child":
         with db.reading(bench.settings) as session:
             children = [job.child["pid"] for job in jobs.running(session) if job.child]
         if children:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(chance.choice(children), signal.SIGKILL)
+                os.kill(rng.choice(children), signal.SIGKILL)
     elif kind in ("worker", "stop"):
-        place = chance.randrange(len(workers))
-        workers[place].send_signal(signal.SIGKILL if kind == "worker" else signal.SIGTERM)
-        wait_until(lambda: workers[place].poll() is not None, 20, "the worker's end")
-        workers[place] = bench.worker("io")
+        index = rng.randrange(len(workers))
+        workers[index].send_signal(signal.SIGKILL if kind == "worker" else signal.SIGTERM)
+        wait_until(lambda: workers[index].poll() is not None, 20, "the worker's end")
+        workers[index] = bench.worker("io")
     elif kind == "reconciler":
         reconciler.kill()
         return bench.reconciler()
@@ -152,6 +152,6 @@ def check_whole(folder: Path, job: Job) -> None:
     notes = [line.split() for line in (folder / "notes").read_text().splitlines()]
     done = [note for note in notes if note[0] == "step"]
     assert sorted({int(note[1]) for note in done}) == list(range(40))
-    turns = [note[2] for i, note in enumerate(done) if i == 0 or done[i - 1][2] != note[2]]
-    assert len(turns) == len(set(turns)), f"{folder.name}: two processes worked in turns: {turns}"
+    owners = [note[2] for i, note in enumerate(done) if i == 0 or done[i - 1][2] != note[2]]
+    assert len(owners) == len(set(owners)), f"{folder.name}: two processes worked in turns: {owners}"
     assert (job.done, job.total) == (40, 40)

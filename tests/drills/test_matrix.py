@@ -1,5 +1,5 @@
-"""A matrix of three checkpoints, four suites, two temperatures and two trees, killed again and again in mid-run: it
-goes on, no measured cell is measured again, and the leaderboard's CSV is what the rows say."""
+"""A matrix of three checkpoints, four suites, two temperatures and two trees is killed repeatedly: it goes on, no cell
+is measured twice, and the leaderboard's CSV equals the rows."""
 
 import csv
 import io
@@ -40,16 +40,16 @@ def test_a_matrix_killed_again_and_again(bench: Bench, tiny_base: Path, figures:
     suites = add_suites(bench, list(FILES), 8)
     workers, reconciler = [bench.worker("gpu")], bench.reconciler()
     trees = [{}, {"tree": [[0, 0], [1, 0]]}]
-    asked = {"limit": 5, "max_tokens": 12, "temperatures": [0.0, 1.0], "drafting": trees}
-    job = matrix(bench, base_id, heads, suites, **asked)
-    chance, kills, known = random.Random(17), 0, {}
+    options = {"limit": 5, "max_tokens": 12, "temperatures": [0.0, 1.0], "drafting": trees}
+    job = matrix(bench, base_id, heads, suites, **options)
+    rng, kills, before = random.Random(17), 0, {}
     began = time.monotonic()
     while kills < KILLS and len(measured(bench, job)) + EVERY < CELLS:
         wait_measured(bench, job, len(measured(bench, job)) + EVERY, 300)
-        if chance.random() < 0.5:
-            kills += kill_a_child(bench, job, chance)
+        if rng.random() < 0.5:
+            kills += kill_a_child(bench, job, rng)
         else:
-            for process in (workers.pop(), *([reconciler] if chance.random() < 0.5 else [])):
+            for process in (workers.pop(), *([reconciler] if rng.random() < 0.5 else [])):
                 process.kill()
                 process.wait()
                 kills += 1
@@ -57,8 +57,8 @@ def test_a_matrix_killed_again_and_again(bench: Bench, tiny_base: Path, figures:
             if reconciler.poll() is not None:
                 reconciler = bench.reconciler()
         now = {row.id: (row.result, row.job_id) for row in measured(bench, job)}
-        assert known.items() <= now.items(), "a measured cell was measured again"
-        known = now
+        assert before.items() <= now.items(), "a measured cell was measured again"
+        before = now
     bench.wait(job.id, "SUCCEEDED", 1200)
     check_whole(bench, job, CELLS)
     rows = csv_of(bench, job.id)
@@ -68,12 +68,12 @@ def test_a_matrix_killed_again_and_again(bench: Bench, tiny_base: Path, figures:
         for key in ("speedup", "tau", "temperature", "tree", "questions"):
             assert line[key] == str(getattr(by_id[line["id"]], key)), key
     attempts = sum(cell.attempt for cell in cells(bench, job))
-    took = round(time.monotonic() - began)
-    figures.record(kills=kills, jobs=CELLS, lost=0, doubled=0, attempts=attempts, matrix_seconds=took)
+    matrix_seconds = round(time.monotonic() - began)
+    figures.record(kills=kills, jobs=CELLS, lost=0, doubled=0, attempts=attempts, matrix_seconds=matrix_seconds)
 
 
 def csv_of(bench: Bench, matrix_id: str) -> list[dict[str, str]]:
-    """What the page gives away of a matrix."""
+    """The rows of the CSV that the page offers for a matrix."""
     app = FastAPI()
     app.include_router(downloads.routes(bench.settings))
     with TestClient(app) as client:

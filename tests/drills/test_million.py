@@ -35,7 +35,7 @@ def test_a_million_prompts(up: Up, tmp_path: Path, figures: Figures) -> None:
         out.writelines(json.dumps({"prompt": f"What is {n} plus {n % 97}, and why?"}) + "\n" for n in range(ROWS))
     (up.home / "settings.toml").write_text(ENDPOINT)
     up.start()
-    with most_memory(up) as most:
+    with peak_memory(up) as peaks:
         imported = submit(ImportPrompts(path=str(file)), settings=up.settings)
         during = opened(up, ["/", "/data", "/runs", f"/runs?id={imported.id}"])
         import_seconds = seconds_to(up, imported, lambda job: job.state == "SUCCEEDED")
@@ -45,63 +45,63 @@ def test_a_million_prompts(up: Up, tmp_path: Path, figures: Figures) -> None:
         paths = ["/", "/data", f"/data?id={source_id}", "/runs", f"/runs?id={generation.id}"]
         after = opened(up, paths)
     with db.reading(up.settings) as session:
-        tally, whole = shards.tally(session, generation.id), jobs.get(session, generation.id)
-    assert (whole.shards, whole.total, tally.total) == (200, ROWS, 200)
+        tally, job = shards.tally(session, generation.id), jobs.get(session, generation.id)
+    assert (job.shards, job.total, tally.total) == (200, ROWS, 200)
     pages = {
         f"{path.partition('=')[0]}{when}": taken
-        for when, found in (("", after), (" importing", during))
-        for path, taken in found.items()
+        for when, times in (("", after), (" importing", during))
+        for path, taken in times.items()
     }
     figures.record(
-        **{"rows": ROWS, "shards": whole.shards, "import_seconds": import_seconds, "divide_seconds": divide_seconds},
-        **{"megabytes_at_most": {name: round(held / 1e6) for name, held in most.items()}, "pages_ms": pages},
+        **{"rows": ROWS, "shards": job.shards, "import_seconds": import_seconds, "divide_seconds": divide_seconds},
+        **{"megabytes_at_most": {name: round(peak / 1e6) for name, peak in peaks.items()}, "pages_ms": pages},
     )
-    assert max(most.values()) < MOST_BYTES, most
+    assert max(peaks.values()) < MOST_BYTES, peaks
     assert all(taken["median"] < MOST_MS for taken in pages.values()), pages
 
 
-def seconds_to(up: Up, job: Job, claim) -> float:  # noqa: ANN001
+def seconds_to(up: Up, job: Job, condition) -> float:  # noqa: ANN001
     began = time.monotonic()
 
-    def there() -> bool:
+    def is_reached() -> bool:
         with db.reading(up.settings) as session:
-            found = jobs.get(session, job.id)
-        assert found.state not in ("FAILED", "CANCELLED"), found.error
-        return claim(found)
+            current = jobs.get(session, job.id)
+        assert current.state not in ("FAILED", "CANCELLED"), current.error
+        return condition(current)
 
-    wait_until(there, 900, "the job", lambda: up.output)
+    wait_until(is_reached, 900, "the job", lambda: up.output)
     return round(time.monotonic() - began, 1)
 
 
 def opened(up: Up, paths: list[str]) -> dict[str, dict[str, float]]:
-    """{path: milliseconds to open it with all it shows}."""
+    """{path: milliseconds to open the page with all its contents}."""
 
-    async def look() -> dict[str, list[float]]:
+    async def measure() -> dict[str, list[float]]:
         taken = defaultdict(list)
         async with httpx.AsyncClient(base_url=up.url, timeout=60) as client:
             for path in paths:
-                await PageClient(client, path).open()  # the first visit of all makes what later ones find
+                await PageClient(client, path).open()  # the first visit fills caches
             for _ in range(TIMES):
                 for path in paths:
                     taken[path].append(1000 * await PageClient(client, path).open())
         return taken
 
-    return {path: spread(taken, 1) for path, taken in asyncio.run(look()).items()}
+    return {path: spread(taken, 1) for path, taken in asyncio.run(measure()).items()}
 
 
 @contextmanager
-def most_memory(up: Up) -> Iterator[dict[str, int]]:
-    """Bytes that each kind of process held at most while the block lasted."""
-    most: dict[str, int] = defaultdict(int)
+def peak_memory(up: Up) -> Iterator[dict[str, int]]:
+    """The peak memory in bytes of each kind of process during the block."""
+    peaks: dict[str, int] = defaultdict(int)
 
-    def look() -> None:
+    def measure() -> None:
         for process in psutil.Process(up.process.pid).children(recursive=True):
             try:
-                words = [word for word in process.cmdline() if "." in word and "/" not in word]
-                name = words[0] if words else process.name()
-                most[name] = max(most[name], process.memory_info().rss)
+                modules = [argument for argument in process.cmdline() if "." in argument and "/" not in argument]
+                name = modules[0] if modules else process.name()
+                peaks[name] = max(peaks[name], process.memory_info().rss)
             except psutil.Error:
                 continue
 
-    with watched(look, 0.2):
-        yield most
+    with watched(measure, 0.2):
+        yield peaks

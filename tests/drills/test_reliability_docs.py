@@ -1,4 +1,4 @@
-"""docs/reliability.md names every drill and only tests that exist; its figures are put in by a program."""
+"""docs/reliability.md names every drill and only tests that exist; a program writes its figures."""
 
 import ast
 import json
@@ -56,11 +56,11 @@ def test_figures_take_the_place_of_the_old_ones(tmp_path: Path, monkeypatch: pyt
     Figures("kills").record(kills=3, jobs=2, lost=0, doubled=0, recovery={"web": spread([1.0, 3.0, 2.0])})
     Figures("kills").record(kills=4, jobs=2, lost=0, doubled=0, recovery={"web": spread([1.0, 3.0, 2.5])})
     Figures("short", short=True).record(kills=1)
-    found = json.loads((tmp_path / "drills.json").read_text())
-    made = page(page(f"before\n{BEGIN}\nold\n{END}\nafter", found), found)
-    assert made.startswith("before\n") and made.endswith("\nafter") and "old" not in made
-    assert made.count("| kills | 4 | 2 | 0 | 0 |") == 1 and "| web (kills) | 3 | 2.5 | 3.0 | 3.0 |" in made
-    assert "short" not in made
+    recorded = json.loads((tmp_path / "drills.json").read_text())
+    text = page(page(f"before\n{BEGIN}\nold\n{END}\nafter", recorded), recorded)
+    assert text.startswith("before\n") and text.endswith("\nafter") and "old" not in text
+    assert text.count("| kills | 4 | 2 | 0 | 0 |") == 1 and "| web (kills) | 3 | 2.5 | 3.0 | 3.0 |" in text
+    assert "short" not in text
 
 
 def test_drills_without_figures_keep_their_rows_and_their_machine(tmp_path: Path) -> None:
@@ -78,6 +78,6 @@ def test_drills_without_figures_keep_their_rows_and_their_machine(tmp_path: Path
 
 
 def test_the_page_stays_as_it_is_where_no_drill_ran() -> None:
-    found = re.search(r"(.*), (.*) cores, Python (.*), torch (.*); by `make drills`", TEXT)
-    machine = dict(zip(("processor", "cores", "python", "torch"), found.groups(), strict=True))
+    match = re.search(r"(.*), (.*) cores, Python (.*), torch (.*); by `make drills`", TEXT)
+    machine = dict(zip(("processor", "cores", "python", "torch"), match.groups(), strict=True))
     assert page(TEXT, {"machine": machine, "drills": {}}) == TEXT

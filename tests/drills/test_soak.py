@@ -1,5 +1,5 @@
-"""Hundreds of questions to a real workbench with the starter and its draft, asked as the Playground asks them: memory,
-open files and threads do not grow, and afterwards a workbench that nobody asks leaves the processor alone."""
+"""Hundreds of questions to a real workbench with the starter and its draft, sent as by the Playground: memory, open
+files and threads do not grow, and the idle workbench uses almost no CPU afterwards."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ QUESTIONS = (
     "How does a bicycle stay upright?",
 )
 MEMORY, COUNTED = ("rss", "uss"), ("files", "threads")
-Held = dict[str, Counter[str]]
+Usage = dict[str, Counter[str]]
 """Bytes of memory, open files and threads of each part, with the processes it started."""
 
 
@@ -50,17 +50,17 @@ Held = dict[str, Counter[str]]
 def test_hundreds_of_answers_leave_nothing_behind(up: Up, figures: Figures) -> None:
     up.environment["SPECULOOS_STARTER"] = str(starter_path())
     up.start()
-    before, seconds, tokens, looks = {name: up.pid(name) for name in MEASURED}, [], 0, {}
+    before, seconds, tokens, samples = {name: up.pid(name) for name in MEASURED}, [], 0, {}
     for turns in range(CHAT, TURNS + 1, CHAT):
-        taken, said = asyncio.run(talk(up, turns // CHAT))
-        seconds, tokens = seconds + taken, tokens + said
+        turn_seconds, turn_tokens = asyncio.run(talk(up, turns // CHAT))
+        seconds, tokens = seconds + turn_seconds, tokens + turn_tokens
         if turns >= STEADY:
-            looks[turns] = look(up)
+            samples[turns] = measure_usage(up)
         if turns == WARM:
             warm = settled(up, lambda _: False)
-    end = settled(up, lambda now: not more(warm, now))
+    end = settled(up, lambda now: not grown_counts(warm, now))
     idle, polled = asyncio.run(at_rest(up)), asyncio.run(at_rest(up, "/runs"))
-    growth = slopes(looks)
+    growth = slopes(samples)
     figures.record(
         turns=TURNS,
         tokens=tokens,
@@ -73,27 +73,31 @@ def test_hundreds_of_answers_leave_nothing_behind(up: Up, figures: Figures) -> N
     )
     assert {name: up.pid(name) for name in MEASURED} == before, "a part was started anew"
     assert "Traceback" not in up.output
-    broken = [*more(warm, end), *grown(growth), *([f"idle: {idle:.1%} of a core"] if idle >= IDLE_SHARE else [])]
+    broken = [
+        *grown_counts(warm, end),
+        *grown_memory(growth),
+        *([f"idle: {idle:.1%} of a core"] if idle >= IDLE_SHARE else []),
+    ]
     assert not broken, "; ".join(broken)
 
 
 def test_what_keeps_100_kb_of_every_turn_is_found() -> None:
-    """Beside one step of 6 MB, which alone is none."""
+    """A leak of 100 KB per turn is found beside one step of 6 MB, which alone is no leak."""
 
-    def held(turns: int, kept: int) -> Held:
+    def usage(turns: int, leak: int) -> Usage:
         step = 6 * 2**20 if turns > 220 else 0
-        return {kind: Counter(web=300 * 2**20 + step, inference=2**30 + turns * kept) for kind in MEMORY}
+        return {kind: Counter(web=300 * 2**20 + step, inference=2**30 + turns * leak) for kind in MEMORY}
 
-    def judged(kept: int) -> list[str]:
-        return grown(slopes({turns: held(turns, kept) for turns in range(150, 301, 10)}))
+    def findings(leak: int) -> list[str]:
+        return grown_memory(slopes({turns: usage(turns, leak) for turns in range(150, 301, 10)}))
 
-    assert not judged(0)
-    assert [words.partition(":")[0] for words in judged(100 * 1024)] == ["rss of inference", "uss of inference"]
-    assert more({"files": Counter(web=9)}, {"files": Counter(web=10)}) == ["files of web: 9, then 10"]
+    assert not findings(0)
+    assert [finding.partition(":")[0] for finding in findings(100 * 1024)] == ["rss of inference", "uss of inference"]
+    assert grown_counts({"files": Counter(web=9)}, {"files": Counter(web=10)}) == ["files of web: 9, then 10"]
 
 
 async def talk(up: Up, number: int) -> tuple[list[float], int]:
-    """One chat in a browser of its own: seconds of each turn, and tokens of all answers."""
+    """Hold one chat in a new browser; returns the seconds of each turn and the tokens of all answers."""
     seconds, tokens = [], 0
     async with browser(up) as client:
         page = PageClient(client, "/playground")
@@ -104,12 +108,12 @@ async def talk(up: Up, number: int) -> tuple[list[float], int]:
             page.values[page.find("prompt")] = f"{QUESTIONS[(number + turn) % len(QUESTIONS)]} ({number}.{turn})"
             await page.act("send", "click")
             assert not page.value("problem"), page.value("problem")
-            way = (await client.get(f"/api/chats/{page.value('chat-id')}?turn=")).raise_for_status().json()["turns"]
-            assert len(way) == turn + 1
-            answer = await follow(client, way[-1]["id"])
+            turns = (await client.get(f"/api/chats/{page.value('chat-id')}?turn=")).raise_for_status().json()["turns"]
+            assert len(turns) == turn + 1
+            answer = await follow(client, turns[-1]["id"])
             assert answer.end["state"] == "SUCCEEDED" and "@" in answer.end["model"], answer.end
             assert 0 < len(answer.token_ids) <= TOKENS
-            (await client.get(f"/api/runs/{way[-1]['id']}/markdown")).raise_for_status()
+            (await client.get(f"/api/runs/{turns[-1]['id']}/markdown")).raise_for_status()
             await page.changes.look()
             tokens += len(answer.token_ids)
             seconds.append(time.monotonic() - began)
@@ -122,7 +126,7 @@ def browser(up: Up) -> httpx.AsyncClient:
 
 
 def parts(up: Up) -> Iterator[tuple[str, psutil.Process]]:
-    """Every process of the home with the part it belongs to: what a part starts is its own."""
+    """Every process of the home with the part that it belongs to, by its ancestors."""
     names = {up.pid(name): name for name in MEASURED} | {up.process.pid: "up"}
     top = psutil.Process(up.process.pid)
     for process in [top, *top.children(recursive=True)]:
@@ -130,21 +134,21 @@ def parts(up: Up) -> Iterator[tuple[str, psutil.Process]]:
             yield next(names[one.pid] for one in [process, *process.parents()] if one.pid in names), process
 
 
-def look(up: Up) -> Held:
-    found: Held = defaultdict(Counter)
+def measure_usage(up: Up) -> Usage:
+    usage: Usage = defaultdict(Counter)
     for part, process in parts(up):
         with contextlib.suppress(psutil.Error):
             memory = process.memory_full_info()
-            held = (memory.rss, memory.uss, process.num_fds(), process.num_threads())
-            for kind, count in zip((*MEMORY, *COUNTED), held, strict=True):
-                found[kind][part] += count
-    return found
+            counts = (memory.rss, memory.uss, process.num_fds(), process.num_threads())
+            for kind, count in zip((*MEMORY, *COUNTED), counts, strict=True):
+                usage[kind][part] += count
+    return usage
 
 
-def settled(up: Up, claim: Callable[[Held], bool]) -> Held:
-    """The last look, once the claim holds or what is kept a while has been let go."""
+def settled(up: Up, condition: Callable[[Usage], bool]) -> Usage:
+    """Measure until the condition holds or the time for caches to be freed is over; returns the last measurement."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    while not claim(now := look(up)) and time.monotonic() < deadline:
+    while not condition(now := measure_usage(up)) and time.monotonic() < deadline:
         time.sleep(1)
     return now
 
@@ -153,28 +157,28 @@ def megabytes(warm: Counter[str], end: Counter[str]) -> dict[str, str]:
     return {part: f"{warm[part] / 2**20:.1f} to {end[part] / 2**20:.1f}" for part in end}
 
 
-def slopes(looks: dict[int, Held]) -> dict[str, dict[str, float]]:
-    """MB more each 100 turns, by the line through all looks: one step is no leak."""
-    hundreds, last = [turns / 100 for turns in looks], list(looks.values())[-1]
+def slopes(samples: dict[int, Usage]) -> dict[str, dict[str, float]]:
+    """MB more each 100 turns, by a linear regression over all samples: one step is no leak."""
+    hundreds, last = [turns / 100 for turns in samples], list(samples.values())[-1]
 
     def slope(kind: str, part: str) -> float:
-        held = [one[kind][part] / 2**20 for one in looks.values()]
-        return round(statistics.linear_regression(hundreds, held).slope, 2)
+        megabytes_held = [sample[kind][part] / 2**20 for sample in samples.values()]
+        return round(statistics.linear_regression(hundreds, megabytes_held).slope, 2)
 
     return {kind: {part: slope(kind, part) for part in last[kind]} for kind in MEMORY}
 
 
-def grown(growth: dict[str, dict[str, float]]) -> list[str]:
+def grown_memory(growth: dict[str, dict[str, float]]) -> list[str]:
     return [
-        f"{kind} of {part}: {more} MB more each 100 turns"
-        for kind, found in growth.items()
-        for part, more in found.items()
-        if more > GROWTH_MB
+        f"{kind} of {part}: {rise} MB more each 100 turns"
+        for kind, rises in growth.items()
+        for part, rise in rises.items()
+        if rise > GROWTH_MB
     ]
 
 
-def more(warm: Held, end: Held) -> list[str]:
-    """What has more open files or threads than it had."""
+def grown_counts(warm: Usage, end: Usage) -> list[str]:
+    """The parts that have more open files or threads than before."""
     return [
         f"{kind} of {part}: {warm[kind][part]}, then {count}"
         for kind in COUNTED
@@ -184,25 +188,25 @@ def more(warm: Held, end: Held) -> list[str]:
 
 
 async def at_rest(up: Up, path: str = "") -> float:
-    """Cores that all processes together use while nobody asks, with that page open or none."""
+    """Cores that all processes use together while idle, with that page open or none."""
     async with browser(up) as client:
-        stay = _nobody
+        wait_until = _sleep_until
         if path:
             page = PageClient(client, path)
             await page.open()
-            stay = page.stay
-        await stay(time.monotonic() + SETTLE_SECONDS)
+            wait_until = page.stay
+        await wait_until(time.monotonic() + SETTLE_SECONDS)
         before, began = cpu_seconds(up), time.monotonic()
-        await stay(began + IDLE_SECONDS)
+        await wait_until(began + IDLE_SECONDS)
         return round((cpu_seconds(up) - before) / (time.monotonic() - began), 4)
 
 
-async def _nobody(until: float) -> None:
+async def _sleep_until(until: float) -> None:
     await asyncio.sleep(until - time.monotonic())
 
 
 def cpu_seconds(up: Up) -> float:
-    """Of all processes; those that have ended count with who waited for them."""
+    """CPU seconds of all processes. Ended ones count with the parent that waited for them."""
     taken = 0.0
     for _, process in parts(up):
         with contextlib.suppress(psutil.Error):

@@ -31,7 +31,7 @@ MODULES = (
 @pytest.mark.drill
 @pytest.mark.timeout(1800)
 def test_two_starts_at_once(up: Up, figures: Figures) -> None:
-    """One runs everything once, the other says where; in turns which of them begins first."""
+    """One of two starts runs everything once; the other one says that it is running already."""
     seconds, doubled = [], 0
     for _ in range(ROUNDS):
         began = time.monotonic()
@@ -52,15 +52,15 @@ def test_two_starts_at_once(up: Up, figures: Figures) -> None:
 
 def parts(settings: Settings) -> dict[str, int]:
     """How many processes of each kind run for this home."""
-    found = [" ".join(process.cmdline()) for process in leftover_processes(settings)]
-    counted = {module: sum(module in words for words in found) for module in MODULES}
-    return {module: count for module, count in counted.items() if count}
+    command_lines = [" ".join(process.cmdline()) for process in leftover_processes(settings)]
+    counts = {module: sum(module in command_line for command_line in command_lines) for module in MODULES}
+    return {module: count for module, count in counts.items() if count}
 
 
 @pytest.mark.drill
 @pytest.mark.timeout(600)
 def test_out_of_memory_in_training(home: Settings, broker: str, tmp_path: Path, figures: Figures) -> None:
-    """The system gives each child little beyond its libraries. Those that ask for more say so; the worker goes on."""
+    """Each child may use little memory beyond its libraries. Children that need more report it; the worker goes on."""
     from tests.tiny import make_tiny_base
 
     bench = Bench(replace(home, redis_url=f"{broker}?virtual_host=7"))
@@ -74,8 +74,8 @@ def test_out_of_memory_in_training(home: Settings, broker: str, tmp_path: Path, 
         small = ask(bench, base_id, dataset_id, medusa_num_heads=1, medusa_tie_lm_head=True, batch_tokens=64)
         plain = 0
         for job in large:
-            said = bench.wait(job, "FAILED", 120)
-            plain += "ran out of memory" in said.error and "\n" not in said.error
+            failed = bench.wait(job, "FAILED", 120)
+            plain += "ran out of memory" in failed.error and "\n" not in failed.error
         assert bench.wait(small, "SUCCEEDED", 120).attempt == 1
         assert worker.poll() is None
     finally:

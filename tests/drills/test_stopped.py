@@ -1,4 +1,4 @@
-"""Processes that stand still for a minute (SIGSTOP) and a database that another program has locked, while a training
+"""Processes that are stopped for a minute (SIGSTOP), and a database that another program locks, while a training
 runs."""
 
 import contextlib
@@ -34,13 +34,13 @@ PAGES = ("/", "/runs", "/data", "/runs/new", "/models/drafts", "/healthz")
 
 @pytest.fixture
 def trainings(up: Up, tiny_base: Path) -> Trainings:
-    """Of a workbench that runs, with one undisturbed training."""
+    """Trainings in a running workbench, after one undisturbed training."""
     up.start()
     base_id = add_tiny_base(up.settings, tiny_base, "tiny")
-    made = Trainings(up.settings, base_id, add_answers(up.settings, base_id), STEPS, SAVE_EVERY)
-    made.next()
-    made.ended()
-    return made
+    prepared = Trainings(up.settings, base_id, add_answers(up.settings, base_id), STEPS, SAVE_EVERY)
+    prepared.submit_next()
+    prepared.wait_ended()
+    return prepared
 
 
 @pytest.mark.drill
@@ -51,7 +51,7 @@ def test_processes_stopped_for_a_minute(up: Up, trainings: Trainings, figures: F
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     unanswered = 0
     for part in PARTS * ROUNDS:
-        job = trainings.running()
+        job = trainings.ensure_running()
         answers: list[httpx.Response | None] = []
         request = threading.Thread(target=lambda a=answers: a.append(ask(up, STOP_SECONDS + BACK_SECONDS)))
         with stopped(job.child["pid"] if part == CHILD else up.pid(part)):
@@ -68,19 +68,19 @@ def test_processes_stopped_for_a_minute(up: Up, trainings: Trainings, figures: F
         if request.ident is not None:
             request.join(STOP_SECONDS + BACK_SECONDS)
             unanswered += not answers
-    trainings.ended()
+    trainings.wait_ended()
     trainings.check_steps()
     different = len(set(trainings.weights())) - 1
     figures.record(
         stops=len(PARTS) * ROUNDS,
         jobs=len(trainings.ids),
         lost=0,
-        doubled=int(trainings.most > 1),
+        doubled=int(trainings.most_at_once > 1),
         different_weights=different,
         left_hanging=unanswered,
-        recovery={part: spread(taken) for part, taken in seconds.items()},
+        recovery={part: spread(durations) for part, durations in seconds.items()},
     )
-    assert (different, unanswered, trainings.most) == (0, 0, 1)
+    assert (different, unanswered, trainings.most_at_once) == (0, 0, 1)
     assert "Traceback" not in up.output
 
 
@@ -89,32 +89,32 @@ def test_processes_stopped_for_a_minute(up: Up, trainings: Trainings, figures: F
 def test_the_database_locked_by_another_program(up: Up, trainings: Trainings, figures: Figures) -> None:
     seconds, pages, failed = [], 0, 0
     for _ in range(ROUNDS):
-        trainings.running()
+        trainings.ensure_running()
         end = time.monotonic() + LOCK_SECONDS
         with locked(up.home / "speculoos.db"):
             while time.monotonic() < end:
                 for path in PAGES:
-                    answer = httpx.get(up.url + path, timeout=60, trust_env=False)
-                    pages, failed = pages + 1, failed + (answer.status_code >= 500 or "Traceback" in answer.text)
+                    response = httpx.get(up.url + path, timeout=60, trust_env=False)
+                    pages, failed = pages + 1, failed + (response.status_code >= 500 or "Traceback" in response.text)
                 time.sleep(1)
             before = trainings.current().done
         began = time.monotonic()
         wait_for(lambda b=before: goes_on(trainings, b), "the training to go on", BACK_SECONDS)
         seconds.append(time.monotonic() - began)
-    trainings.ended()
+    trainings.wait_ended()
     trainings.check_steps()
     different = len(set(trainings.weights())) - 1
     figures.record(
         locks=ROUNDS,
         jobs=len(trainings.ids),
         lost=0,
-        doubled=int(trainings.most > 1),
+        doubled=int(trainings.most_at_once > 1),
         different_weights=different,
         pages_asked=pages,
         pages_answered=pages - failed,
         recovery={"training": spread(seconds)},
     )
-    assert (different, failed, trainings.most) == (0, 0, 1)
+    assert (different, failed, trainings.most_at_once) == (0, 0, 1)
 
 
 def goes_on(trainings: Trainings, before: int) -> bool:
@@ -125,7 +125,7 @@ def goes_on(trainings: Trainings, before: int) -> bool:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still; it may be ended meanwhile."""
+    """Stop a process for the duration of the block. It may be killed meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -136,7 +136,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(database: Path) -> Iterator[None]:
-    """Another program is in the middle of writing."""
+    """Hold a write lock on the database for the duration of the block."""
     with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield

@@ -1,4 +1,4 @@
-"""The stores go away under running jobs: Redis restarted and emptied, PostgreSQL restarted; SQLite has many writers."""
+"""The stores fail under running jobs: Redis is restarted and emptied, PostgreSQL restarted, SQLite has many writers."""
 
 import json
 import os
@@ -36,31 +36,36 @@ WRITERS = 8
 @pytest.fixture
 def redis_server() -> Iterator[Broker]:
     """Debian's Redis where it is installed, else the embedded server."""
-    made = Broker(shutil.which("redis-server") or valkey_binary())
-    yield made
-    made.end()
+    server = Broker(shutil.which("redis-server") or valkey_binary())
+    yield server
+    server.end()
 
 
 @pytest.mark.drill
 @pytest.mark.timeout(900)
 def test_redis_restarted_and_flushed(home: Settings, redis_server: Broker, tmp_path: Path, figures: Figures) -> None:
     bench = Bench(replace(home, redis_url=redis_server.url))
-    chance, seconds = random.Random(3), []
+    rng, seconds = random.Random(3), []
     try:
         start_workers(bench)
-        many = []
+        submitted = []
         for number in range(2 * ROUNDS):
-            many += [order(bench, tmp_path / f"job-{number}-{n}") for n in range(3)]
-            time.sleep(chance.uniform(0, 1))
-            flush(redis_server) if number % 2 else restart(redis_server, chance)
+            submitted += [order(bench, tmp_path / f"job-{number}-{n}") for n in range(3)]
+            time.sleep(rng.uniform(0, 1))
+            flush(redis_server) if number % 2 else restart(redis_server, rng)
             late = order(bench, tmp_path / f"late-{number}", steps=1)
             seconds.append(wait_for(lambda late=late: state(bench, late) in FINISHED, "a job after it", 120))
-            many.append(late)
-        lost, doubled = count_whole(bench, many, tmp_path)
+            submitted.append(late)
+        lost, doubled = count_lost_and_doubled(bench, submitted, tmp_path)
     finally:
         bench.end()
     figures.record(
-        kills=ROUNDS, flushes=ROUNDS, jobs=len(many), lost=lost, doubled=doubled, recovery={"broker": spread(seconds)}
+        kills=ROUNDS,
+        flushes=ROUNDS,
+        jobs=len(submitted),
+        lost=lost,
+        doubled=doubled,
+        recovery={"broker": spread(seconds)},
     )
     assert (lost, doubled) == (0, 0)
 
@@ -69,40 +74,40 @@ def flush(server: Broker) -> None:
     redis.Redis(unix_socket_path=str(server.socket)).flushall()
 
 
-def restart(server: Broker, chance: random.Random) -> None:
+def restart(server: Broker, rng: random.Random) -> None:
     server.kill()
-    time.sleep(chance.uniform(0, 3))
+    time.sleep(rng.uniform(0, 3))
     server.start()
 
 
 @pytest.mark.drill
 @pytest.mark.timeout(900)
 def test_postgresql_restarted(home: Settings, broker: str, tmp_path: Path, figures: Figures) -> None:
-    """Every second time at once, as a crash would; the other times politely, as an upgrade of its package does."""
+    """Every second stop is immediate, like a crash; the others are orderly, like a package upgrade."""
     server = postgresql()
     bench = Bench(replace(home, database_url=server.new(), redis_url=f"{broker}?virtual_host=5"))
     db.upgrade(bench.settings)
-    chance, seconds, slow = random.Random(5), [], []
+    rng, seconds, slow = random.Random(5), [], []
     try:
         start_workers(bench)
-        many = [order(bench, tmp_path / f"job-{n}") for n in range(20)]
+        submitted = [order(bench, tmp_path / f"job-{n}") for n in range(20)]
         for number in range(ROUNDS):
-            time.sleep(chance.uniform(1, 3))
+            time.sleep(rng.uniform(1, 3))
             server.stop(signal.SIGQUIT if number % 2 else signal.SIGINT)
-            slow.append(chance.uniform(0, 8))
+            slow.append(rng.uniform(0, 8))
             time.sleep(slow[-1])
             server.start()
             late = order(bench, tmp_path / f"late-{number}", steps=1)
             seconds.append(wait_for(lambda late=late: state(bench, late) in FINISHED, "a job after it", 120))
-            many.append(late)
-        lost, doubled = count_whole(bench, many, tmp_path)
+            submitted.append(late)
+        lost, doubled = count_lost_and_doubled(bench, submitted, tmp_path)
     finally:
         bench.end()
         server.end()
     figures.record(
         kills=ROUNDS,
         away_seconds=spread(slow),
-        jobs=len(many),
+        jobs=len(submitted),
         lost=lost,
         doubled=doubled,
         recovery={"postgresql": spread(seconds)},
@@ -113,7 +118,7 @@ def test_postgresql_restarted(home: Settings, broker: str, tmp_path: Path, figur
 @pytest.mark.integration
 @pytest.mark.timeout(180)
 def test_postgresql_restarted_once(home: Settings, broker: str, tmp_path: Path) -> None:
-    """The short form: away for two seconds in a job. A restart that outlasts the lease resumes it, once."""
+    """The short form: the server is away for two seconds. A restart that outlasts the lease resumes the job once."""
     server = postgresql()
     bench = Bench(replace(home, database_url=server.new(), redis_url=f"{broker}?virtual_host=5"))
     db.upgrade(bench.settings)
@@ -124,7 +129,7 @@ def test_postgresql_restarted_once(home: Settings, broker: str, tmp_path: Path) 
         server.stop()
         time.sleep(2)
         server.start()
-        assert count_whole(bench, [job], tmp_path) == (0, 0)
+        assert count_lost_and_doubled(bench, [job], tmp_path) == (0, 0)
         assert bench.job(job.id).attempt <= 2
     finally:
         bench.end()
@@ -132,7 +137,7 @@ def test_postgresql_restarted_once(home: Settings, broker: str, tmp_path: Path) 
 
 
 def postgresql() -> Postgres:
-    """A server of its own, to be stopped."""
+    """Start a PostgreSQL server that the test may stop."""
     try:
         return Postgres()
     except Missing as reason:
@@ -146,7 +151,7 @@ def start_workers(bench: Bench) -> None:
 
 
 def order(bench: Bench, folder: Path, steps: int = STEPS) -> Job:
-    """A job that counts. Not the sending is tried here but what becomes of the row: it is sent once."""
+    """Create a counting job and publish it once: these drills test the row, not the publishing."""
     request = Count(folder=str(folder), steps=steps).to_json()
     with db.writing(bench.settings) as session:
         job = jobs.create(session, kind="count", queue="io", request=request, name=folder.name)
@@ -159,11 +164,11 @@ def state(bench: Bench, job: Job) -> str:
     return bench.job(job.id).state
 
 
-def count_whole(bench: Bench, many: list[Job], folder: Path) -> tuple[int, int]:
-    """(how many did not end well with all their steps, on how many two processes worked in turns)."""
-    wait_for(lambda: all(state(bench, job) in FINISHED for job in many), "the end of all jobs", 400, every=0.5)
+def count_lost_and_doubled(bench: Bench, submitted: list[Job], folder: Path) -> tuple[int, int]:
+    """(number of jobs that did not succeed with all steps, number on which two processes worked in turns)."""
+    wait_for(lambda: all(state(bench, job) in FINISHED for job in submitted), "the end of all jobs", 400, every=0.5)
     lost = doubled = 0
-    for job in many:
+    for job in submitted:
         row, notes = bench.job(job.id), (folder / job.name / "notes").read_text().splitlines()
         done = [line.split() for line in notes if line.startswith("step")]
         whole = sorted({int(note[1]) for note in done}) == list(range(row.total or 0)) and row.done == row.total
@@ -201,22 +206,22 @@ print(json.dumps({"rows": rows, "errors": errors[:3], "failed": len(errors), "wa
 @pytest.mark.sqlite
 @pytest.mark.timeout(300)
 def test_sqlite_under_eight_writers(home: Settings, figures: Figures) -> None:
-    found = write_at_once(home, WRITERS, 30.0)
-    figures.record(**found)
-    assert (found["failed"], found["lost"]) == (0, 0)
+    result = write_at_once(home, WRITERS, 30.0)
+    figures.record(**result)
+    assert (result["failed"], result["lost"]) == (0, 0)
 
 
 @pytest.mark.integration
 @pytest.mark.sqlite
 def test_sqlite_under_eight_writers_for_a_moment(home: Settings, figures: Figures) -> None:
     """The short form."""
-    found = write_at_once(home, WRITERS, 1.0)
-    figures.record(**found)
-    assert (found["failed"], found["lost"]) == (0, 0), found
+    result = write_at_once(home, WRITERS, 1.0)
+    figures.record(**result)
+    assert (result["failed"], result["lost"]) == (0, 0), result
 
 
 def write_at_once(home: Settings, writers: int, seconds: float) -> dict[str, object]:
-    """Let many processes write for some seconds; how many rows, how many of them are missing, how long each took."""
+    """Let many processes write for some seconds; returns counts of written and missing rows and waiting times."""
     with db.writing(home) as session:
         job = jobs.create(session, kind="count", queue="io", request={}, name="rows")
         session.add(Preference(key="shared", value={"n": 0}))
@@ -230,21 +235,21 @@ def write_at_once(home: Settings, writers: int, seconds: float) -> dict[str, obj
         )
         for number in range(writers)
     ]
-    said = [json.loads(process.communicate(timeout=seconds + 120)[0]) for process in started]
-    rows = sum(one["rows"] for one in said)
+    results = [json.loads(process.communicate(timeout=seconds + 120)[0]) for process in started]
+    rows = sum(result["rows"] for result in results)
     return {
         "writers": writers,
         "rows": rows,
         "rows_per_second": round(rows / seconds),
-        "failed": sum(one["failed"] for one in said),
-        "errors": [error for one in said for error in one["errors"]],
-        "lost": 2 * rows - stored(home, job.id),
-        "waiting_ms": spread((1000 * wait for one in said for wait in one["waits"]), 1),
+        "failed": sum(result["failed"] for result in results),
+        "errors": [error for result in results for error in result["errors"]],
+        "lost": 2 * rows - count_stored(home, job.id),
+        "waiting_ms": spread((1000 * wait for result in results for wait in result["waits"]), 1),
     }
 
 
-def stored(home: Settings, job_id: str) -> int:
-    """The shared count and the rows there are, together."""
+def count_stored(home: Settings, job_id: str) -> int:
+    """The shared count plus the number of rows."""
     with db.reading(home) as session:
         rows = session.scalar(select(func.count()).select_from(JobLog).where(JobLog.job_id == job_id)) or 0
         return rows + session.get_one(Preference, "shared").value["n"]

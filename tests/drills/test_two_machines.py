@@ -1,7 +1,7 @@
 """Two network namespaces as two machines: the first has pages, Redis, PostgreSQL and an S3 server, the second workers.
 
-Neither sees a folder of the other; an empty disk is mounted over it. What the second makes the first has only by the
-store.
+Neither sees a folder of the other; an empty disk is mounted over it. The first machine gets files of the second only
+through the store.
 """
 
 import hashlib
@@ -41,37 +41,37 @@ STEPS = 40
 
 
 class Site:
-    """Both machines with all that runs on them. The drill itself looks at the rows through PostgreSQL's socket."""
+    """Both machines and their processes. The drill itself reads the rows through PostgreSQL's socket."""
 
     def __init__(self, folder: Path):
         self.first, self.second = namespaces.two(folder)
         self.started: list[subprocess.Popen[bytes]] = []
-        self.ends = [self.second.end, self.first.end]
+        self.cleanups = [self.second.end, self.first.end]
         self.postgres = databases.Postgres(self.first.address, ("ip", "netns", "exec", self.first.name))
-        self.ends.insert(0, self.postgres.end)
+        self.cleanups.insert(0, self.postgres.end)
         self.s3 = s3.S3(self.first.address, ("ip", "netns", "exec", self.first.name))
-        self.ends.insert(0, self.s3.end)
+        self.cleanups.insert(0, self.s3.end)
         self.redis()
         socket = self.postgres.new()
         self.database = f"postgresql://tester@{self.first.address}/{make_url(socket).database}"
         common = {"database_url": socket, "redis_url": "", "store": self.s3.url}
         self.settings = Settings(home=self.first.folder / "home", **common)
-        self.other = Settings(home=self.second.folder / "home", **common)
+        self.second_settings = Settings(home=self.second.folder / "home", **common)
 
     def redis(self) -> None:
-        place = self.first.folder / "redis"
-        place.mkdir()
-        where = ["--port", str(PORTS["redis"]), "--bind", self.first.address, "--unixsocket", str(place / "s.sock")]
-        command = [valkey_binary(), *where, "--dir", str(place), "--save", "", "--protected-mode", "no"]
-        self._begin(self.first, command, place / "redis.log")
-        client = redis.Redis(unix_socket_path=str(place / "s.sock"))
+        folder = self.first.folder / "redis"
+        folder.mkdir()
+        options = ["--port", str(PORTS["redis"]), "--bind", self.first.address, "--unixsocket", str(folder / "s.sock")]
+        command = [valkey_binary(), *options, "--dir", str(folder), "--save", "", "--protected-mode", "no"]
+        self._begin(self.first, command, folder / "redis.log")
+        client = redis.Redis(unix_socket_path=str(folder / "s.sock"))
         wait_for(lambda: _answers(client), "Redis", 20)
 
     def environment(self, machine: Machine) -> dict[str, str]:
-        """What a process of that machine is told."""
+        """The environment of the processes of a machine."""
         outside = ("SPECULOOS_", "DATABASE_URL", "REDIS_URL", "AWS_")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(outside)}
-        own = {
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(outside)}
+        overrides = {
             "SPECULOOS_HOME": str(machine.folder / "home"),
             "DATABASE_URL": self.database,
             "REDIS_URL": f"redis://{self.first.address}:{PORTS['redis']}/0",
@@ -84,19 +84,21 @@ class Site:
             "HF_HUB_OFFLINE": "1",
             "SPECULOOS_WORK_MODULES": "",
         }
-        return {**kept, **QUICK, **self.s3.environment, **own}
+        return {**inherited, **QUICK, **self.s3.environment, **overrides}
 
-    def start(self, machine: Machine, *words: str) -> subprocess.Popen[bytes]:
-        """`python -m …` on a machine, with its output beside its home."""
-        return self._begin(machine, [sys.executable, "-m", *words], machine.folder / f"{len(self.started)}.log")
+    def start(self, machine: Machine, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start `python -m …` on a machine. Its log is beside the home."""
+        return self._begin(machine, [sys.executable, "-m", *arguments], machine.folder / f"{len(self.started)}.log")
 
-    def command(self, *words: str) -> dict[str, Any]:
-        """A `speculoos` command on the first machine; its JSON."""
-        full = [*self.first.run, sys.executable, "-m", "cli.main", *words, "--json"]
+    def command(self, *arguments: str) -> dict[str, Any]:
+        """Run a `speculoos` command on the first machine; returns its JSON."""
+        full = [*self.first.run, sys.executable, "-m", "cli.main", *arguments, "--json"]
         environment = self.environment(self.first)
-        made = subprocess.run(full, capture_output=True, text=True, timeout=600, env=environment, cwd=PROJECT_ROOT)
-        assert made.returncode == 0, f"{words}: {made.stdout[-500:]}{made.stderr[-1500:]}\n{self.output()}"
-        return json.loads(made.stdout.strip().splitlines()[-1])
+        completed = subprocess.run(full, capture_output=True, text=True, timeout=600, env=environment, cwd=PROJECT_ROOT)
+        assert completed.returncode == 0, (
+            f"{arguments}: {completed.stdout[-500:]}{completed.stderr[-1500:]}\n{self.output()}"
+        )
+        return json.loads(completed.stdout.strip().splitlines()[-1])
 
     def job(self, job_id: str) -> Job:
         with db.reading(self.settings) as session:
@@ -119,8 +121,8 @@ class Site:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for end in self.ends:
-            end()
+        for cleanup in self.cleanups:
+            cleanup()
 
     def _begin(self, machine: Machine, command: list[str], log: Path) -> subprocess.Popen[bytes]:
         environment = self.environment(machine) if hasattr(self, "database") else None
@@ -140,11 +142,11 @@ def _answers(client: redis.Redis) -> bool:
 @pytest.fixture
 def site(tmp_path: Path, clean_environment: None) -> Iterator[Site]:
     try:
-        made = Site(tmp_path)
+        new_site = Site(tmp_path)
     except (namespaces.Missing, databases.Missing, s3.Missing) as reason:
         pytest.skip(str(reason))
-    yield made
-    made.end()
+    yield new_site
+    new_site.end()
 
 
 def test_the_second_machine_works_for_the_first_without_a_shared_folder(site: Site, figures: Figures) -> None:
@@ -153,8 +155,8 @@ def test_the_second_machine_works_for_the_first_without_a_shared_folder(site: Si
     site.start(site.first, "workers.supervise.reconcile")
     site.start(site.first, "app.main")
     wait_for(lambda: len(alive(site)) >= 3, "workers and reconciler", 120)
-    looked = subprocess.run([*site.first.run, "ls", "-A", str(site.second.folder)], capture_output=True, text=True)
-    assert (looked.returncode, looked.stdout) == (0, ""), "the first sees nothing of the second"
+    listing = subprocess.run([*site.first.run, "ls", "-A", str(site.second.folder)], capture_output=True, text=True)
+    assert (listing.returncode, listing.stdout) == (0, ""), "the first sees nothing of the second"
 
     make_tiny_base(site.first.folder / "tiny")
     site.command("models", "add", str(site.first.folder / "tiny"), "--source", "folder", "--name", "tiny")
@@ -182,9 +184,9 @@ def test_the_second_machine_works_for_the_first_without_a_shared_folder(site: Si
 
     data = site.row(Dataset, job.request["dataset_id"])
     heads = site.row(Checkpoint, find(site, Checkpoint, "heads"))
-    there = Path(site.row(Checkpoint, heads.id, site.other).path)
+    second_folder = Path(site.row(Checkpoint, heads.id, site.second_settings).path)
     assert data.rows == PROMPTS and heads.state == "ready", trained
-    assert there.is_dir() and not Path(heads.path).exists() and not Path(data.path).exists()
+    assert second_folder.is_dir() and not Path(heads.path).exists() and not Path(data.path).exists()
     with db.reading(site.settings) as session:
         owners = {job.owner.split("/")[0] for job in session.query(Job).filter(Job.owner != "")}
         devices = {lease.device for lease in session.query(DeviceLease)}
@@ -197,11 +199,11 @@ def test_the_second_machine_works_for_the_first_without_a_shared_folder(site: Si
         name = next(n for n in archive.namelist() if n.endswith("model.safetensors"))
         assert hashlib.sha256(archive.read(name)).hexdigest() == heads.sha256
     assert Path(heads.path).is_dir(), "the store brought the files into the first home"
-    same = [path.name for path in there.iterdir() if path.is_file() and not path.name.startswith(".")]
-    assert all((there / name).read_bytes() == (Path(heads.path) / name).read_bytes() for name in same)
-    ids = [line["id"] for line in read_rows(site.row(Dataset, data.id, site.other).path)]
+    same = [path.name for path in second_folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    assert all((second_folder / name).read_bytes() == (Path(heads.path) / name).read_bytes() for name in same)
+    ids = [line["id"] for line in read_rows(site.row(Dataset, data.id, site.second_settings).path)]
     doubled = len(ids) - len(set(ids))
-    attempts = sum(each.attempt for each in shards_of(site, job_id))
+    attempts = sum(shard.attempt for shard in shards_of(site, job_id))
     figures.record(
         jobs=PROMPTS // ROWS + 4,
         doubled=doubled,
@@ -216,7 +218,7 @@ def test_the_second_machine_works_for_the_first_without_a_shared_folder(site: Si
 
 
 def at_second_shard(site: Site, job_id: str) -> bool:
-    states = [each.state for each in shards_of(site, job_id) if each.attempt]
+    states = [shard.state for shard in shards_of(site, job_id) if shard.attempt]
     return "SUCCEEDED" in states and "RUNNING" in states
 
 
@@ -236,7 +238,7 @@ def find(site: Site, table: type, name: str) -> str:
 
 
 def download(site: Site, checkpoint_id: str) -> bytes:
-    """The zip, as a browser on the first machine gets it."""
+    """The zip that a browser on the first machine downloads."""
     script = (
         "import sys, httpx\n"
         "client = httpx.Client(base_url=sys.argv[1], trust_env=False, timeout=60)\n"
@@ -247,14 +249,16 @@ def download(site: Site, checkpoint_id: str) -> bytes:
     )
     url = f"http://{site.first.address}:{PORTS['web']}"
     command = [*site.first.run, sys.executable, "-c", script, url, PASSWORD, checkpoint_id]
-    made = subprocess.run(command, capture_output=True, timeout=240)
-    assert made.returncode == 0, f"{made.stderr.decode()[-1500:]}\n{site.output()}"
-    return made.stdout
+    completed = subprocess.run(command, capture_output=True, timeout=240)
+    assert completed.returncode == 0, f"{completed.stderr.decode()[-1500:]}\n{site.output()}"
+    return completed.stdout
 
 
 def stored_names(site: Site) -> list[str]:
-    """What the store holds, seen from the first machine."""
+    """The names in the store, read from the first machine."""
     script = "import sys\nfrom speculoos.store import Store\nprint('\\n'.join(Store(sys.argv[1]).names()))\n"
     command = [*site.first.run, sys.executable, "-c", script, site.s3.url]
-    made = subprocess.run(command, capture_output=True, text=True, env=site.environment(site.first), cwd=PROJECT_ROOT)
-    return made.stdout.split()
+    completed = subprocess.run(
+        command, capture_output=True, text=True, env=site.environment(site.first), cwd=PROJECT_ROOT
+    )
+    return completed.stdout.split()

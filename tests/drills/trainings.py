@@ -1,4 +1,4 @@
-"""One training after another in a home, all of the same data and settings: the same weights, bit for bit."""
+"""Trainings that run one after another in a home, with the same data and settings and so the same weights."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ ENDS = 600.0
 
 @dataclass
 class Trainings:
-    """Submitted one by one; `most` is how many processes ever worked on one of them at once."""
+    """Trainings, submitted one by one. `most_at_once` is the largest number of processes that worked on one at once."""
 
     settings: Settings
     base_id: str
@@ -28,56 +28,56 @@ class Trainings:
     steps: int
     save_every: int
     ids: list[str] = field(default_factory=list)
-    most: int = 0
+    most_at_once: int = 0
     _watch: Watch | None = None
 
     def current(self) -> Job:
-        """The row of the last one."""
+        """The row of the last training."""
         with db.reading(self.settings) as session:
             return jobs.get(session, self.ids[-1])
 
-    def next(self) -> Job:
-        """Submit another."""
+    def submit_next(self) -> Job:
+        """Submit another training."""
         self._note()
-        wanted = {**SETTINGS, "max_steps": self.steps, "save_every": self.save_every}
-        request = Train(method="medusa", base_id=self.base_id, dataset_id=self.dataset_id, settings=wanted)
-        made = submit(request, name=f"heads-{len(self.ids)}", settings=self.settings)
-        self.ids.append(made.id)
-        self._watch = Watch(made.id).__enter__()
-        return made
+        settings = {**SETTINGS, "max_steps": self.steps, "save_every": self.save_every}
+        request = Train(method="medusa", base_id=self.base_id, dataset_id=self.dataset_id, settings=settings)
+        job = submit(request, name=f"heads-{len(self.ids)}", settings=self.settings)
+        self.ids.append(job.id)
+        self._watch = Watch(job.id).__enter__()
+        return job
 
-    def running(self) -> Job:
-        """One that has begun to take steps and is far from its end; another one is submitted if need be."""
+    def ensure_running(self) -> Job:
+        """Wait for a training that takes steps and is far from its end; submits another one if needed."""
         if not self.ids or self.current().state in FINISHED or self.current().done > 0.8 * self.steps:
             if self.ids:
-                self.ended()
-            self.next()
+                self.wait_ended()
+            self.submit_next()
         wait_for(lambda: self._takes_steps() or self.current().state in FINISHED, "a training that takes steps", ENDS)
         assert (job := self.current()).state != "FAILED", f"{job.error} {job.hint}"
         return job
 
-    def ended(self) -> Job:
-        """The last one, once it has ended well."""
+    def wait_ended(self) -> Job:
+        """Wait until the last training has succeeded."""
         wait_for(lambda: self.current().state in FINISHED, "the end of a training", ENDS)
         assert (job := self.current()).state == "SUCCEEDED", f"{job.error} {job.hint}"
         self._note()
         return job
 
     def weights(self) -> list[str]:
-        """The sha256 of each one's weights, in order. Its row names them once."""
-        made = []
+        """The sha256 of the weights of each training, in order. Each training has exactly one checkpoint row."""
+        digests = []
         for job_id in self.ids:
             with db.reading(self.settings) as session:
-                found = session.query(Checkpoint).filter_by(job_id=job_id).one()
-            made.append(hashlib.sha256((Path(found.path) / "model.safetensors").read_bytes()).hexdigest())
-        return made
+                checkpoint = session.query(Checkpoint).filter_by(job_id=job_id).one()
+            digests.append(hashlib.sha256((Path(checkpoint.path) / "model.safetensors").read_bytes()).hexdigest())
+        return digests
 
     def check_steps(self) -> None:
-        """Every step of each once, none twice, none missing."""
+        """Check that each training logged every step exactly once."""
         for job_id in self.ids:
             with db.reading(self.settings) as session:
-                found = reports.metrics(session, job_id)["train/loss"]
-            assert [step for step, _ in found] == list(range(1, self.steps + 1))
+                losses = reports.metrics(session, job_id)["train/loss"]
+            assert [step for step, _ in losses] == list(range(1, self.steps + 1))
 
     def _takes_steps(self) -> bool:
         job = self.current()
@@ -86,4 +86,4 @@ class Trainings:
     def _note(self) -> None:
         if self._watch:
             self._watch.__exit__()
-            self.most, self._watch = max(self.most, self._watch.most), None
+            self.most_at_once, self._watch = max(self.most_at_once, self._watch.most), None

@@ -1,4 +1,4 @@
-"""A tiny base of eight layers (fewer have no three layers to fuse) and drafts with random weights for it."""
+"""A tiny base of eight layers (with fewer there are no three layers to fuse) and drafts with random weights for it."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 
 torch.set_num_threads(1)
 
-EVERY = (
+DRAFT_KINDS = (
     *("eagle", "eagle-biased", "eagle-scaled", "eagle3", "eagle3-small", "eagle3-residual", "eagle3-scaled"),
     *(
         "eagle-own",
@@ -44,7 +44,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def one_continuation():
-    """What a base says after a prompt is computed once, not for every export."""
+    """Compute the base model's continuation of a prompt once, not for every export."""
     from formats import proof
 
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def narrow(base, ids):
-    """An EAGLE-3 draft of half the base's width, with embeddings of its own."""
+    """An EAGLE-3 draft with half the base's hidden size and its own embeddings."""
     from dataclasses import asdict
 
     from models.draft_layers import base_layer_config
@@ -75,7 +75,7 @@ def narrow(base, ids):
 
 
 def draft_of(name: str, base):
-    """A draft of the kind, every weight random."""
+    """A draft of the kind `name` with random weights."""
     from models.dflash import DFlashDraft
     from models.eagle import EagleDraft
     from models.eagle3 import Eagle3Draft
@@ -91,28 +91,28 @@ def draft_of(name: str, base):
             **options,
         )
 
-    some = torch.arange(5, 205)
+    ids = torch.arange(5, 205)
     torch.manual_seed(7)
-    made = {
+    draft = {
         "eagle": lambda: EagleDraft.from_base(base, eagle_num_layers=2),
         "eagle-normed": lambda: EagleDraft.from_base(base, use_last_layernorm=True),
         "eagle-biased": lambda: EagleDraft.from_base(base, fc_bias=True),
         "eagle-scaled": lambda: EagleDraft.from_base(base, rope_scaling=LLAMA3),
-        "eagle3-scaled": lambda: Eagle3Draft.from_base(base, some, rope_scaling=YARN),
+        "eagle3-scaled": lambda: Eagle3Draft.from_base(base, ids, rope_scaling=YARN),
         "eagle3-fused-norm": lambda: Eagle3Draft.from_base(
-            base, some, norm_before_fc=True, norm_output=True, aux_layers=(0, 3, 5)
+            base, ids, norm_before_fc=True, norm_output=True, aux_layers=(0, 3, 5)
         ),
-        "eagle3-each-norm": lambda: Eagle3Draft.from_base(base, some, fc_norm=True),
-        "eagle3-joined-norm": lambda: Eagle3Draft.from_base(base, some, norm_before_fc=True),
-        "eagle3-deep": lambda: Eagle3Draft.from_base(base, some, eagle_num_layers=2, own_embeddings=True),
-        "eagle3-four": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 4, 6)),
+        "eagle3-each-norm": lambda: Eagle3Draft.from_base(base, ids, fc_norm=True),
+        "eagle3-joined-norm": lambda: Eagle3Draft.from_base(base, ids, norm_before_fc=True),
+        "eagle3-deep": lambda: Eagle3Draft.from_base(base, ids, eagle_num_layers=2, own_embeddings=True),
+        "eagle3-four": lambda: Eagle3Draft.from_base(base, ids, aux_layers=(0, 2, 4, 6)),
         "eagle-own": lambda: EagleDraft.from_base(base, own_embeddings=True),
-        "eagle3-narrow": lambda: narrow(base, some),
+        "eagle3-narrow": lambda: narrow(base, ids),
         "eagle3": lambda: Eagle3Draft.from_base(base),
-        "eagle3-small": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 6)),
-        "eagle3-residual": lambda: Eagle3Draft.from_base(base, some, norm_before_residual=True),
-        "eagle3-unordered": lambda: Eagle3Draft.from_base(base, some, aux_layers=(2, 2, 1)),
-        "peagle": lambda: PEagleDraft.from_base(base, some, mask_token_id=3),
+        "eagle3-small": lambda: Eagle3Draft.from_base(base, ids, aux_layers=(0, 2, 6)),
+        "eagle3-residual": lambda: Eagle3Draft.from_base(base, ids, norm_before_residual=True),
+        "eagle3-unordered": lambda: Eagle3Draft.from_base(base, ids, aux_layers=(2, 2, 1)),
+        "peagle": lambda: PEagleDraft.from_base(base, ids, mask_token_id=3),
         "peagle-deep": lambda: PEagleDraft.from_base(
             base, mask_token_id=3, num_depths=6, eagle_num_layers=2, own_embeddings=True, fc_norm=True
         ),
@@ -121,16 +121,16 @@ def draft_of(name: str, base):
         "medusa-small": lambda: medusa(2, 1, True, rows=40, draft_ids=torch.arange(0, 80, 2)),
         "medusa-bare": lambda: medusa(2, 0),
         "dflash": lambda: DFlashDraft.from_base(base, dflash_num_layers=2, block_size=5, mask_token_id=3),
-        "dflash-small": lambda: DFlashDraft.from_base(base, some, aux_layers=(0, 2, 6), rope_scaling=YARN),
+        "dflash-small": lambda: DFlashDraft.from_base(base, ids, aux_layers=(0, 2, 6), rope_scaling=YARN),
         "dflash-biased": lambda: DFlashDraft.from_base(base, attention_bias=True, output_bias=True),
         "draft": lambda: StandaloneDraft.from_base(base, 7),
         "draft-narrow": lambda: StandaloneDraft.from_base(base, 8, StandaloneSizes(8, 24, 40, 2, 1)),
     }[name]()
-    if not name.startswith("draft"):  # these must have tokens accepted
-        for parameter in made.parameters():
+    if not name.startswith("draft"):  # standalone drafts keep their weights, so that tokens are accepted
+        for parameter in draft.parameters():
             low, high = (0.5, 1.5) if parameter.dim() == 1 else (-0.3, 0.3)
             torch.nn.init.uniform_(parameter, low, high)
-    return made
+    return draft
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def checkpoint(base, tmp_path) -> Callable[..., Path]:
     """(kind, dtype) → the folder of a checkpoint."""
     from models.checkpoints import save_draft
 
-    def made(name: str, dtype: str = "float32") -> Path:
+    def save(name: str, dtype: str = "float32") -> Path:
         folder = tmp_path / f"{name}-{dtype}"
         return folder if folder.exists() else save_draft(folder, draft_of(name, base), {"base": "tiny"}, dtype)
 
-    return made
+    return save

@@ -34,13 +34,13 @@ def check_table(folder: Path, name: str, checkpoint: CheckpointFiles) -> None:
     module = importlib.import_module(f"tests.formats.tables.{checkpoint.method}")
     table: TensorTable = getattr(module, name)(checkpoint)
     assert {path.name for path in folder.iterdir()} == {table.weights, *table.files, *ALWAYS}
-    found = {entry.name: (entry.shape, entry.dtype) for entry in tensors_of(folder / table.weights)}
-    assert found == {
+    stored = {entry.name: (entry.shape, entry.dtype) for entry in tensors_of(folder / table.weights)}
+    assert stored == {
         tensor: (shape, table.float_type if dtype == FLOAT else dtype)
         for tensor, (shape, dtype) in table.tensors.items()
     }
     config = read_json(folder / "config.json")
-    types = {FLOATS[dtype] for _, dtype in found.values() if dtype in FLOATS}
+    types = {FLOATS[dtype] for _, dtype in stored.values() if dtype in FLOATS}
     assert all({config[key]} == types for key in ("torch_dtype", "dtype") if key in config)
     expected = flat(table.config)
     assert {key: repr(value) for key, value in flat(config).items() if key in expected or key not in table.free} == {

@@ -31,9 +31,9 @@ def test_the_key_is_in_no_argument(name, tmp_path):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_server_listens_on_the_loopback_interface(name, tmp_path):
-    words = ENGINES[name].arguments(launch(tmp_path))
-    assert words[words.index("--host") + 1] == "127.0.0.1"
-    assert words[words.index("--port") + 1] == "8101"
+    arguments = ENGINES[name].arguments(launch(tmp_path))
+    assert arguments[arguments.index("--host") + 1] == "127.0.0.1"
+    assert arguments[arguments.index("--port") + 1] == "8101"
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -47,26 +47,26 @@ def test_drafts_are_exported_in_a_known_format(name):
 
 
 def test_vllm_reports_the_tokens_of_each_step_only_with_a_draft(tmp_path):
-    words = ENGINES["vllm"].arguments(launch(tmp_path))
-    options = json.loads(words[words.index("--speculative-config") + 1])
+    arguments = ENGINES["vllm"].arguments(launch(tmp_path))
+    options = json.loads(arguments[arguments.index("--speculative-config") + 1])
     assert options == {"method": "eagle3", "model": str(tmp_path / "draft"), "num_speculative_tokens": 3}
-    assert "--per-request-spec-decode-metrics" in words
+    assert "--per-request-spec-decode-metrics" in arguments
     plain = ENGINES["vllm"].arguments(launch(tmp_path, draft=None))
     assert not {"--speculative-config", "--per-request-spec-decode-metrics"} & {*plain}  # vLLM refuses the second alone
 
 
 def test_vllm_drafts_in_parallel_with_p_eagle(tmp_path):
-    words = ENGINES["vllm"].arguments(launch(tmp_path, method="peagle"))
-    options = json.loads(words[words.index("--speculative-config") + 1])
+    arguments = ENGINES["vllm"].arguments(launch(tmp_path, method="peagle"))
+    options = json.loads(arguments[arguments.index("--speculative-config") + 1])
     assert options.pop("parallel_drafting") is True
     assert options == {"method": "eagle3", "model": str(tmp_path / "draft"), "num_speculative_tokens": 3}
 
 
 def test_gpus_change_the_command(tmp_path):
     assert "--enforce-eager" in ENGINES["vllm"].arguments(launch(tmp_path))
-    words = ENGINES["vllm"].arguments(launch(tmp_path, gpus=2))
-    assert words[words.index("--tensor-parallel-size") + 1] == "2"
-    assert "--enforce-eager" not in words
+    arguments = ENGINES["vllm"].arguments(launch(tmp_path, gpus=2))
+    assert arguments[arguments.index("--tensor-parallel-size") + 1] == "2"
+    assert "--enforce-eager" not in arguments
     assert "VLLM_CPU_KVCACHE_SPACE" not in ENGINES["vllm"].environment(launch(tmp_path, gpus=2))
 
 

@@ -1,5 +1,5 @@
-"""Exports: why a draft cannot go, what servers find in the files, and what they do with them. That every kind goes to
-every format that takes it is in test_round_trip.py."""
+"""Exports: why a format refuses a draft, what the files contain, and what transformers does with them. Every kind of
+draft in every format is in test_round_trip.py."""
 
 import json
 
@@ -15,13 +15,13 @@ from tests.formats.test_round_trip import EAGLE3
 
 
 def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
-    """Random heads are never right, so the count of accepted tokens means something here alone."""
+    """Drafts with random weights never predict a token, so only here can the count of accepted tokens be above 0."""
     report = build_export(checkpoint("draft"), base, "huggingface", tmp_path / "out")
     assert report.figures["accepted"] > 0
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "word"),
+    ("kind", "name", "message"),
     [
         ("eagle-normed", "vllm", "use_last_layernorm"),
         ("eagle-normed", "sglang", "use_last_layernorm"),
@@ -48,9 +48,9 @@ def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
         ("dflash", "trtllm", "does not support DFlash"),
     ],
 )
-def test_a_refusal_says_what_stands_in_the_way(kind, name, word, base, checkpoint):
+def test_a_refusal_gives_the_reason(kind, name, message, base, checkpoint):
     reasons = {option.name: option.reason for option in export_options(checkpoint(kind), base.path)}
-    assert word in reasons[name]
+    assert message in reasons[name]
 
 
 def test_the_readme_says_which_servers_read_the_norms(base, checkpoint, tmp_path):
@@ -76,17 +76,17 @@ def config_of(folder):
 
 
 def test_layers_are_counted_as_each_server_counts_them(base, checkpoint, tmp_path):
-    """Outputs 0, 2 and 6 of the base are inputs 1, 3 and 7. Usual layers are not named, but in speculators' format,
-    which no server reads otherwise."""
+    """Outputs 0, 2 and 6 of the base are inputs 1, 3 and 7. Only the speculators format lists the default layers, which
+    servers require there."""
     outputs, inputs = [0, 2, 6], [1, 3, 7]
     key = "eagle_aux_hidden_state_layer_ids"
     for name in EAGLE3:
         build_export(checkpoint("eagle3-small"), base, name, tmp_path / f"small-{name}")
         build_export(checkpoint("eagle3"), base, name, tmp_path / f"usual-{name}")
         assert (key in json.dumps(config_of(tmp_path / f"usual-{name}"))) == (name == "speculators")
-    found = {name: config_of(tmp_path / f"small-{name}") for name in EAGLE3}
-    assert found["vllm"][key] == found["vllm"]["eagle_config"][key] == found["speculators"][key] == inputs
-    assert found["sglang"]["eagle_config"][key] == found["modelopt"]["eagle_config"][key] == outputs
+    configs = {name: config_of(tmp_path / f"small-{name}") for name in EAGLE3}
+    assert configs["vllm"][key] == configs["vllm"]["eagle_config"][key] == configs["speculators"][key] == inputs
+    assert configs["sglang"]["eagle_config"][key] == configs["modelopt"]["eagle_config"][key] == outputs
     assert "eagle3_layers_to_capture: [0, 2, 6]" in (tmp_path / "small-trtllm" / "README.md").read_text()
 
 
@@ -109,9 +109,9 @@ def test_tensors_are_those_the_loader_wants(base, checkpoint, tmp_path):
 def test_shared_heads_are_not_rounded_to_the_type_of_their_blocks(base, checkpoint, tmp_path):
     """Blocks in bfloat16 beside a base in float32: the base's matrix is written as it is."""
     build_export(checkpoint("medusa-shared", "bfloat16"), base, "vllm", tmp_path / "out")
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    assert [name for name in found if "lm_head" in name] == ["lm_heads.0.weight"]
-    assert (found["lm_heads.0.weight"] == base.lm_head.weight).all()
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert [name for name in tensors if "lm_head" in name] == ["lm_heads.0.weight"]
+    assert (tensors["lm_heads.0.weight"] == base.lm_head.weight).all()
     assert config_of(tmp_path / "out")["torch_dtype"] == "float32"
 
 
@@ -122,13 +122,13 @@ def test_transformers_takes_the_standalone_draft_as_an_assistant(base, checkpoin
     build_export(checkpoint("draft"), base, "huggingface", tmp_path / "out")
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = AutoTokenizer.from_pretrained(tmp_path / "out")("the quick brown fox", return_tensors="pt").input_ids
-    asked = {"max_new_tokens": 24, "do_sample": False}
-    assert torch.equal(base.model.generate(ids, **asked), base.model.generate(ids, assistant_model=draft, **asked))
+    options = {"max_new_tokens": 24, "do_sample": False}
+    assert torch.equal(base.model.generate(ids, **options), base.model.generate(ids, assistant_model=draft, **options))
     assert (tmp_path / "out" / "generation_config.json").is_file()
 
 
 def test_transformers_takes_a_draft_that_shares_its_embeddings_with_its_head(tmp_path):
-    """As a draft for the starter does."""
+    """Drafts for the starter share them."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -159,11 +159,11 @@ def test_transformers_drafts_with_a_dflash_draft(base, checkpoint, tmp_path):
     build_export(checkpoint("dflash"), base, "huggingface", tmp_path / "out")
     draft = AutoModel.from_pretrained(tmp_path / "out")
     ids = AutoTokenizer.from_pretrained(base.path)("the quick brown fox", return_tensors="pt").input_ids
-    asked, blocks = {"max_new_tokens": 24, "do_sample": False}, []
+    options, blocks = {"max_new_tokens": 24, "do_sample": False}, []
     draft.register_forward_hook(lambda *_: blocks.append(1))
     with torch.no_grad():
-        answer = base.model.generate(ids, assistant_model=draft, speculation_type="dflash", **asked)
-    assert torch.equal(base.model.generate(ids, **asked), answer) and len(blocks) > 10
+        answer = base.model.generate(ids, assistant_model=draft, speculation_type="dflash", **options)
+    assert torch.equal(base.model.generate(ids, **options), answer) and len(blocks) > 10
 
 
 def test_a_zip_holds_the_folder_and_nothing_is_overwritten(base, checkpoint, tmp_path):
@@ -190,15 +190,15 @@ def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_
     )
     build_export(folder, base, "sglang", tmp_path / "sglang")
     build_export(folder, base, "vllm", tmp_path / "vllm")
-    said = (tmp_path / "sglang" / "README.md").read_text()
-    assert "--speculative-num-steps 3" in said and "--speculative-eagle-topk 4" in said and "1.86 × plain" in said
-    assert "--speculative-num-draft-tokens 6" in said
+    readme = (tmp_path / "sglang" / "README.md").read_text()
+    assert "--speculative-num-steps 3" in readme and "--speculative-eagle-topk 4" in readme and "1.86 × plain" in readme
+    assert "--speculative-num-draft-tokens 6" in readme
     assert '"num_speculative_tokens": 3' in (tmp_path / "vllm" / "README.md").read_text()
 
 
 @pytest.fixture
 def one_prompt(monkeypatch):
-    """The starter is real in size: of the prompts the first will do."""
+    """Use only the first prompt: the starter has the size of a real model."""
     from formats import proof
 
     monkeypatch.setattr(proof, "PROMPTS", proof.PROMPTS[:1])

@@ -1,4 +1,4 @@
-"""GGUF files: what llama.cpp's reader wants of them, base models read back by transformers, and llama.cpp itself."""
+"""GGUF files: the contents that llama.cpp expects, base models read back by transformers, and llama.cpp itself."""
 
 import json
 import subprocess
@@ -51,12 +51,12 @@ def keys_of(file: Path) -> dict:
 def test_transformers_reads_back_the_base_model(name, tmp_path):
     folder = family(tmp_path / "base", name)
     file = write_base(folder, tmp_path / "out" / "base.gguf", "f32")
-    back = draft_gguf(file.parent, None)
+    model = draft_gguf(file.parent, None)
     stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(file).tensors}
     ids = torch.tensor([[5, 60, 100, 33, 44, 120, 200, 9, 10, 11, 12]])
     with torch.no_grad():
-        expected, found = load_base(folder, "float32").model(ids).logits, back(ids).logits
-    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+        expected, logits = load_base(folder, "float32").model(ids).logits, model(ids).logits
+    assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-4)
     assert ("output.weight" in stored) == (not FAMILIES[name][1].get("tie_word_embeddings"))
     keys = keys_of(file)
     architecture = keys["general.architecture"]
@@ -88,13 +88,13 @@ def test_a_model_that_cannot_be_written_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(BadInput, match="expected one of f32, f16, q8_0, q4_1"):
         write_base(llama, tmp_path / "x.gguf", "q2")
     config = json.loads((llama / "config.json").read_text())
-    for change, word in (
+    for change, message in (
         ({"hidden_act": "gelu"}, "activation gelu"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope scaling dynamic"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "quantized"),
     ):
         (llama / "config.json").write_text(json.dumps(config | change))
-        assert word in base_reason(llama)
+        assert message in base_reason(llama)
     (llama / "config.json").write_text(json.dumps(config))
     (llama / "tokenizer.json").unlink()
     assert "no tokenizer.json" in base_reason(llama)
@@ -190,7 +190,7 @@ KINDS = {
 
 
 def pattern(name: str) -> str:
-    return next(regex for regex, known in PATTERNS.items() if known == name)
+    return next(regex for regex, pre in PATTERNS.items() if pre == name)
 
 
 @pytest.mark.parametrize("pre", KINDS)
@@ -216,23 +216,23 @@ def test_an_unknown_tokenizer_is_refused(tmp_path):
     assert "convert_hf_to_gguf.py" in tokenizer_reason(tmp_path / "a")
     byte_level(tmp_path / "b", pre_tokenizers.ByteLevel(add_prefix_space=True))
     assert "convert_hf_to_gguf.py" in tokenizer_reason(tmp_path / "b")
-    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     (tmp_path / "c").mkdir()
-    words.save(str(tmp_path / "c" / "tokenizer.json"))
+    tokenizer.save(str(tmp_path / "c" / "tokenizer.json"))
     assert "WordLevel" in tokenizer_reason(tmp_path / "c")
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle3-small", "eagle3-residual", "eagle3-narrow"])
 def test_an_eagle3_file_is_what_the_loader_wants(kind, base, checkpoint, tmp_path):
-    """src/models/eagle3.cpp: shapes are [columns, rows]."""
+    """As in llama.cpp's src/models/eagle3.cpp: shapes are [columns, rows]."""
     assert build_export(checkpoint(kind), base, "gguf-f16", tmp_path / "out").passed
     reader = gguf.GGUFReader(tmp_path / "out" / "draft-f16.gguf")
-    found = {t.name: (tuple(map(int, t.shape)), t.tensor_type.name) for t in reader.tensors}
+    tensors = {t.name: (tuple(map(int, t.shape)), t.tensor_type.name) for t in reader.tensors}
     hidden, target, rows = (16 if kind == "eagle3-narrow" else 32), 32, 200 if kind != "eagle3" else base.vocab_size
     narrow = {"token_embd.weight": ((hidden, base.vocab_size), "F16")} if kind == "eagle3-narrow" else {}
     mapped = {"d2t": ((rows,), "I64")} if kind != "eagle3" else {}
-    width = found["blk.0.attn_q.weight"][0][1]
-    assert found == {
+    width = tensors["blk.0.attn_q.weight"][0][1]
+    assert tensors == {
         "fc.weight": ((3 * target, hidden), "F16"),
         "output_norm.weight": ((hidden,), "F32"),
         "output.weight": ((hidden, rows), "F16"),
@@ -255,8 +255,8 @@ def test_an_eagle3_file_is_what_the_loader_wants(kind, base, checkpoint, tmp_pat
     if mapped:
         d2t = next(t for t in reader.tensors if t.name == "d2t").data
         assert np.array_equal(np.asarray(d2t), np.arange(5, 205))
-    said = (tmp_path / "out" / "README.md").read_text()
-    assert "--model-draft ./out/draft-f16.gguf --spec-type draft-eagle3 --spec-draft-n-max 3" in said
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert "--model-draft ./out/draft-f16.gguf --spec-type draft-eagle3 --spec-draft-n-max 3" in readme
 
 
 @pytest.mark.parametrize(
@@ -271,14 +271,14 @@ def test_a_rounded_draft_is_compared_with_its_weights(kind, name, base, checkpoi
 
 
 @pytest.mark.parametrize(
-    ("tensor", "change", "words"),
+    ("tensor", "change", "message"),
     [
         ("blk.0.attn_q.weight", lambda data: data[::-1].copy(), "logits: largest difference"),
         ("blk.0.ffn_up.weight", lambda data: data * 0.5, "logits: largest difference"),
         ("d2t", lambda data: data[::-1].copy(), "tokens: from position"),
     ],
 )
-def test_a_damaged_file_fails(tensor, change, words, base, checkpoint, tmp_path):
+def test_a_damaged_file_fails(tensor, change, message, base, checkpoint, tmp_path):
     from formats import find_format
     from formats.checkpoint import CheckpointFiles
     from formats.export import validate
@@ -294,7 +294,7 @@ def test_a_damaged_file_fails(tensor, change, words, base, checkpoint, tmp_path)
     report = validate(
         tmp_path / "out", find_format("gguf"), files, base, CardFacts("tiny", str(base.path)), SilentReporter()
     )
-    assert words in " ".join(report.failures)
+    assert message in " ".join(report.failures)
 
 
 def test_the_command_writes_a_base_model(tmp_path, monkeypatch, capsys):
@@ -304,8 +304,8 @@ def test_the_command_writes_a_base_model(tmp_path, monkeypatch, capsys):
     folder = make_tiny_base(tmp_path / "base")
     command = ["models", "gguf", str(folder), "--out", str(tmp_path / "base.gguf"), "--type", "q8_0", "--json"]
     assert main(command) == 0
-    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert found == {
+    result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert result == {
         "path": str(tmp_path / "base.gguf"),
         "type": "q8_0",
         "bytes": (tmp_path / "base.gguf").stat().st_size,
@@ -382,15 +382,15 @@ def test_llamacpp_generates_the_same(name, tmp_path):
         assert server("/completion", prompt=ids, **options)["tokens"] == expected[0, len(ids) :].tolist()
 
 
-ASKED = {"n_predict": 24, "temperature": 0, "return_tokens": True, "ignore_eos": True, "prompt": [5, 60, 100, 33]}
+REQUEST = {"n_predict": 24, "temperature": 0, "return_tokens": True, "ignore_eos": True, "prompt": [5, 60, 100, 33]}
 
 
 @pytest.fixture(scope="module")
 def plain(base, tmp_path_factory):
-    """The base as a file, and what llama.cpp says with it alone."""
+    """The base as a GGUF file, and the tokens that llama.cpp generates without a draft."""
     file = write_base(base.path, tmp_path_factory.mktemp("plain") / "base.gguf", "f32")
     with Server(file) as server:
-        return file, server("/completion", **ASKED)["tokens"]
+        return file, server("/completion", **REQUEST)["tokens"]
 
 
 @pytest.mark.parametrize("name", ["gguf", "gguf-f16", "gguf-q8_0"])
@@ -402,7 +402,7 @@ def test_llamacpp_loads_the_draft_and_answers_the_same(kind, name, base, plain, 
     file, tokens = plain
     draft = next((tmp_path / "out").glob("*.gguf"))
     with Server(file, draft, "SIMPLE" if kind == "draft" else "EAGLE3") as server:
-        drafted = server("/completion", **ASKED)
+        drafted = server("/completion", **REQUEST)
     assert drafted["tokens"] == tokens and drafted["timings"]["draft_n"] > 0
     if kind == "draft":
         assert drafted["timings"]["draft_n_accepted"] > 0

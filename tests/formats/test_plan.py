@@ -1,4 +1,4 @@
-"""Tensors are streamed into a file that the library reads."""
+"""Tensors are streamed into a file that safetensors reads."""
 
 import pytest
 import torch
@@ -36,9 +36,9 @@ def test_the_library_reads_what_was_streamed(stored, tmp_path):
         [from_entry(entry, f"new.{name}") for name, entry in entries.items()],
         lambda _: None,
     )
-    found = load_file(tmp_path / "out.safetensors")
-    assert {*found} == {f"new.{name}" for name in tensors}
-    assert all(torch.equal(found[f"new.{name}"], value) for name, value in tensors.items())
+    loaded = load_file(tmp_path / "out.safetensors")
+    assert {*loaded} == {f"new.{name}" for name in tensors}
+    assert all(torch.equal(loaded[f"new.{name}"], value) for name, value in tensors.items())
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
     for entry in tensors_of(tmp_path / "out.safetensors"):
@@ -47,14 +47,14 @@ def test_the_library_reads_what_was_streamed(stored, tmp_path):
 
 def test_a_cast_rounds_as_torch_does(stored, tmp_path):
     tensors, entries = stored
-    pieces = [cast("down", (700, 1000), "BF16", lambda: tensors["whole"]), widen(from_entry(entries["half"]), "F32")]
-    write(tmp_path / "out.safetensors", pieces)
-    found = load_file(tmp_path / "out.safetensors")
-    assert torch.equal(found["down"], tensors["whole"].bfloat16())
-    assert torch.equal(found["half"], tensors["half"].float())
+    sources = [cast("down", (700, 1000), "BF16", lambda: tensors["whole"]), widen(from_entry(entries["half"]), "F32")]
+    write(tmp_path / "out.safetensors", sources)
+    loaded = load_file(tmp_path / "out.safetensors")
+    assert torch.equal(loaded["down"], tensors["whole"].bfloat16())
+    assert torch.equal(loaded["half"], tensors["half"].float())
 
 
-def test_a_source_that_is_too_short_is_told(tmp_path):
+def test_a_source_that_is_too_short_is_reported(tmp_path):
     with pytest.raises(Damaged, match="4 of 8 bytes"):
         write_tensors(
             tmp_path / "out",

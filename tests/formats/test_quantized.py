@@ -12,7 +12,7 @@ from formats.export import build_export
 from formats.options import export_options
 from models.identity import read_json, tensors_of
 from models.quantization import SCHEMES
-from tests.formats.test_traps import rewrite, spoilt  # noqa: F401 (a fixture)
+from tests.formats.test_traps import failures_after, rewrite  # noqa: F401 (a fixture)
 
 FP8, INT8 = ("fp8", "F8_E4M3"), ("w8a8", "I8")
 
@@ -39,10 +39,10 @@ def test_projections_of_the_layers_are_quantized_and_nothing_else(
             expected |= {tensor: (shape, scheme[1]), f"{tensor}_scale": ((shape[0], 1), "F32")}
         else:
             expected[tensor] = (shape, files.written_type if stored == "FLOAT" else stored)
-    found = [*tensors_of(tmp_path / "out" / "model.safetensors")]
-    assert {entry.name: (entry.shape, entry.dtype) for entry in found} == expected
+    entries = [*tensors_of(tmp_path / "out" / "model.safetensors")]
+    assert {entry.name: (entry.shape, entry.dtype) for entry in entries} == expected
     option = next(option for option in export_options(folder, base.path) if option.name == name)
-    assert option.bytes == sum(entry.end - entry.start for entry in found)
+    assert option.bytes == sum(entry.end - entry.start for entry in entries)
 
     config = QuantizationConfig.model_validate(read_json(tmp_path / "out" / "config.json")["quantization_config"])
     assert config.config_groups == {"group_0": preset_name_to_scheme(SCHEMES[scheme[0]], ["Linear"])}
@@ -50,15 +50,15 @@ def test_projections_of_the_layers_are_quantized_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda config, _: config["quantization_config"].update(ignore=["lm_head"]), "fc.weight_scale is missing"),
         (lambda config, _: config.pop("quantization_config"), "stored in 8 bits, but not quantized"),
         (lambda _, tensors: tensors["layers.0.mlp.up_proj.weight_scale"].mul_(1.1), "weights: rounding changes"),
     ],
 )
-def test_a_damaged_export_fails(change, words, spoilt):  # noqa: F811
-    assert words in spoilt("eagle3", "vllm-int8", change)
+def test_a_damaged_export_fails(change, message, failures_after):  # noqa: F811
+    assert message in failures_after("eagle3", "vllm-int8", change)
 
 
 def test_only_formats_whose_server_quantizes_the_draft_are_offered(base, checkpoint):

@@ -1,4 +1,4 @@
-"""The README of an export shows names and notes and never obeys them: in Markdown, in a shell, in Python, in YAML."""
+"""The README of an export escapes names and notes: in Markdown, in shell commands, in Python and in YAML."""
 
 import os
 import re
@@ -41,8 +41,8 @@ RECORD = '#!/bin/sh\nfor word in "$0" "$@"; do printf "%s\\n" "$word"; done >> "
 
 
 @pytest.fixture
-def written(base, checkpoint, tmp_path: Path):
-    """(kind, format) → the README of an export in a folder of a nasty name, of a checkpoint with nasty words."""
+def readme_of(base, checkpoint, tmp_path: Path):
+    """(kind, format) → the README of an export whose folder, names and notes contain special characters."""
 
     def make(kind: str, name: str) -> str:
         folder = checkpoint(kind)
@@ -61,32 +61,34 @@ def tokens(markdown: str):
     return MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
 
 
-EVERY = [("eagle3-residual", "vllm"), ("eagle3-residual", "speculators"), ("eagle3", "sglang"), ("eagle3", "trtllm"),
+EXPORTS = [("eagle3-residual", "vllm"), ("eagle3-residual", "speculators"), ("eagle3", "sglang"), ("eagle3", "trtllm"),
          ("peagle", "vllm"), ("medusa", "trtllm"), ("medusa", "medusa"), ("draft", "huggingface"),
          ("eagle3", "gguf-f16")]  # fmt: skip
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("kind", "name"), EVERY)
-def test_names_and_notes_are_words_and_commands_are_one_command(kind: str, name: str, written, tmp_path: Path) -> None:
-    said = written(kind, name)
-    found = tokens(said)
-    inner = [child for token in found for child in token.children or ()]
-    assert not [t for t in (*found, *inner) if t.type in ("html_block", "html_inline", "link_open", "image", "em_open")]
-    headings = [found[at + 1].content for at, token in enumerate(found) if token.type == "heading_open"]
-    known = {"Serve", "Base", "Data", "Recipe", "Notes", "Validation", "License", "Figures"}
-    known |= {"vLLM", "SGLang", "TensorRT-LLM", "Measured"}
-    assert {*headings[1:]} <= known and headings[0].startswith(("Medusa", "EAGLE", "P-EAGLE", "Standalone"))
-    assert "alert(1)" in said and "Title" in said, "they are shown"
-    front = yaml.safe_load(said.split("---\n")[1])
+@pytest.mark.parametrize(("kind", "name"), EXPORTS)
+def test_names_and_notes_are_escaped_in_text_and_commands(kind: str, name: str, readme_of, tmp_path: Path) -> None:
+    markdown = readme_of(kind, name)
+    parsed = tokens(markdown)
+    inline = [child for token in parsed for child in token.children or ()]
+    assert not [
+        t for t in (*parsed, *inline) if t.type in ("html_block", "html_inline", "link_open", "image", "em_open")
+    ]
+    headings = [parsed[at + 1].content for at, token in enumerate(parsed) if token.type == "heading_open"]
+    allowed = {"Serve", "Base", "Data", "Recipe", "Notes", "Validation", "License", "Figures"}
+    allowed |= {"vLLM", "SGLang", "TensorRT-LLM", "Measured"}
+    assert {*headings[1:]} <= allowed and headings[0].startswith(("Medusa", "EAGLE", "P-EAGLE", "Standalone"))
+    assert "alert(1)" in markdown and "Title" in markdown, "they are shown"
+    front = yaml.safe_load(markdown.split("---\n")[1])
     assert {"speculative-decoding", name} <= {*front["tags"]} and "license" not in front
 
-    blocks = {token.info: token.content for token in found if token.type == "fence"}
+    blocks = {token.info: token.content for token in parsed if token.type == "fence"}
     assert {*blocks} <= {"sh", "python", "yaml"} and "sh" in blocks
-    for content in (token.content for token in found if token.type == "fence" and token.info == "sh"):
+    for content in (token.content for token in parsed if token.type == "fence" and token.info == "sh"):
         recorded = run(content, tmp_path)
-        assert not (tmp_path / "marker").exists() and "touch" not in {Path(word).name for word in recorded}
-    commands = "\n".join(token.content for token in found if token.type == "fence" and token.info == "sh")
+        assert not (tmp_path / "marker").exists() and "touch" not in {Path(argument).name for argument in recorded}
+    commands = "\n".join(token.content for token in parsed if token.type == "fence" and token.info == "sh")
     if name in ("sglang", "speculators", "medusa"):
         assert f"./{FOLDER}" in shlex.split(commands.split("Try it")[0].replace("\\\n", " "))
     if "yaml" in blocks:
@@ -96,17 +98,17 @@ def test_names_and_notes_are_words_and_commands_are_one_command(kind: str, name:
 
 
 def run(script: str, folder: Path) -> list[str]:
-    """Every word of every command that a shell starts of a script; all commands are stand-ins that note theirs."""
+    """Run a shell script with stubs for all commands, and return every argument of every command."""
     stubs, record = folder / "stubs", folder / "recorded"
     stubs.mkdir(exist_ok=True)
     for name in STUBS:
         (stubs / name).write_text(RECORD)
         (stubs / name).chmod(0o755)
     record.unlink(missing_ok=True)
-    ran = subprocess.run(
+    completed = subprocess.run(
         ["/bin/sh", "-c", script], cwd=folder, env={"PATH": str(stubs), "RECORD": str(record)}, capture_output=True
     )
-    assert ran.returncode == 0, ran.stderr
+    assert completed.returncode == 0, completed.stderr
     return record.read_text().splitlines()
 
 
@@ -119,26 +121,26 @@ def literals(program: str) -> list[str]:
 def test_the_card_of_a_checkpoint_shows_its_notes_as_they_are(base, checkpoint) -> None:
     folder = checkpoint("medusa")
     update_draft_config(folder, base=NAME, training={"notes": NAME, "source": {"came from": NAME}})
-    said = (folder / "README.md").read_text()
-    found = tokens(said)
-    inner = [child for token in found for child in token.children or ()]
-    assert not [t for t in (*found, *inner) if t.type in ("html_block", "html_inline", "link_open", "em_open")]
-    assert not re.search(r"^# Title", said, re.MULTILINE) and "alert(1)" in said and os.linesep in said
+    markdown = (folder / "README.md").read_text()
+    parsed = tokens(markdown)
+    inline = [child for token in parsed for child in token.children or ()]
+    assert not [t for t in (*parsed, *inline) if t.type in ("html_block", "html_inline", "link_open", "em_open")]
+    assert not re.search(r"^# Title", markdown, re.MULTILINE) and "alert(1)" in markdown and os.linesep in markdown
 
 
 @pytest.mark.parametrize(("kind", "command"), [("eagle3", serve.sglang), ("medusa", serve.trtllm)])
 def test_a_draft_kept_in_fp32_is_served_in_the_precision_of_its_base(kind: str, command, base, checkpoint) -> None:
-    read = CheckpointFiles.read(checkpoint(kind), base.path)
-    assert read.dtype == "float32"
-    half = {name: replace(entry, dtype="BF16") for name, entry in read.base_tensors.items()}
-    assert "--dtype bfloat16" in command(replace(read, base_tensors=half), CardFacts("b", "org/base"), "heads")
-    assert "--dtype bfloat16" in command(read, CardFacts("b", "org/base"), "heads"), "no server's kernels take float32"
-    float16 = {name: replace(entry, dtype="F16") for name, entry in read.base_tensors.items()}
-    assert "--dtype float16" in command(replace(read, base_tensors=float16), CardFacts("b", "org/base"), "heads")
+    files = CheckpointFiles.read(checkpoint(kind), base.path)
+    assert files.dtype == "float32"
+    half = {name: replace(entry, dtype="BF16") for name, entry in files.base_tensors.items()}
+    assert "--dtype bfloat16" in command(replace(files, base_tensors=half), CardFacts("b", "org/base"), "heads")
+    assert "--dtype bfloat16" in command(files, CardFacts("b", "org/base"), "heads"), "no server's kernels take float32"
+    float16 = {name: replace(entry, dtype="F16") for name, entry in files.base_tensors.items()}
+    assert "--dtype float16" in command(replace(files, base_tensors=float16), CardFacts("b", "org/base"), "heads")
 
 
 @pytest.mark.parametrize(
-    ("source", "location", "called"),
+    ("source", "location", "base_name"),
     [
         ("hub", "org/base", "org/base"),
         ("folder", "/somewhere", "PATH_OF_THE_BASE"),
@@ -146,20 +148,22 @@ def test_a_draft_kept_in_fp32_is_served_in_the_precision_of_its_base(kind: str, 
     ],
 )
 def test_commands_and_requests_name_the_base_alike_whatever_it_came_from(
-    source: str, location: str, called: str, base, checkpoint, tmp_path: Path
+    source: str, location: str, base_name: str, base, checkpoint, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "medusa_choices.json").write_text("[[0]]")
     (tmp_path / "out" / "draft-f16.gguf").touch()
-    for kind, name in EVERY:
-        read, facts = CheckpointFiles.read(checkpoint(kind), base.path), CardFacts("my base", location, source)
-        said = readme(FORMATS[name], read, facts, ExportReport(name, read.method, "", ()), "out")
-        assert check(said, tmp_path, called)
-        assert ("quantized copy" in said) == (source == "starter") and ("base_model: " in said) == (source != "folder")
+    for kind, name in EXPORTS:
+        files, facts = CheckpointFiles.read(checkpoint(kind), base.path), CardFacts("my base", location, source)
+        markdown = readme(FORMATS[name], files, facts, ExportReport(name, files.method, "", ()), "out")
+        assert check(markdown, tmp_path, base_name)
+        assert ("quantized copy" in markdown) == (source == "starter") and ("base_model: " in markdown) == (
+            source != "folder"
+        )
 
 
 def loads(*speedups: float) -> dict:
-    """As `tracking.evaluations.measured_loads` gives them: of vLLM at 1, 4 and 16 requests, with two draft tokens."""
+    """Like the result of `tracking.evaluations.measured_loads`: vLLM at 1, 4 and 16 requests, with two draft tokens."""
     depths = {"acceptance_by_depth": [0.7, 0.5], "tokens_per_second": 100.0}
     each = [
         {"concurrency": 4**n, "drafted": depths, "speedup": value, "speedup_interval": [value - 0.05, value + 0.05]}
@@ -169,13 +173,13 @@ def loads(*speedups: float) -> dict:
 
 
 def test_measured_loads_set_the_draft_tokens_of_that_server(base, checkpoint, tmp_path: Path) -> None:
-    read = CheckpointFiles.read(checkpoint("eagle3"), base.path)
+    files = CheckpointFiles.read(checkpoint("eagle3"), base.path)
     (tmp_path / "out").mkdir()
 
-    def said(measured: dict, name: str = "vllm") -> str:
+    def rendered(measured: dict, name: str = "vllm") -> str:
         text = readme(
             FORMATS[name],
-            read,
+            files,
             CardFacts("b", "org/base", "hub", loads=measured),
             ExportReport(name, "eagle3", "", ()),
             "out",
@@ -183,24 +187,24 @@ def test_measured_loads_set_the_draft_tokens_of_that_server(base, checkpoint, tm
         assert check(text, tmp_path, "org/base")
         return text
 
-    slower = said(loads(1.5, 1.2, 0.8))
+    slower = rendered(loads(1.5, 1.2, 0.8))
     assert '"num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[1, 4, 2], [16, 16, 0]]' in slower
     assert "is written as vLLM 0.32 reads it" in slower
     assert (
         "stops paying at 16 concurrent requests" in slower and "1.20 × (1.15 to 1.25 at 95 %), 100.0 tokens/s" in slower
     )
     for pays in ((1.5, 1.2, 1.1), (1.5, 1.2, 1.0), (0.8, 0.7, 0.6)):
-        text = said(loads(*pays))
+        text = rendered(loads(*pays))
         assert '"num_speculative_tokens": 2}' in text and "per_batch_size" not in text and "## By load" in text
-    assert "per_batch_size" not in said({}) and "## By load" not in said({})
-    elsewhere = said({**loads(1.5, 0.8), "server": "llama.cpp"})
+    assert "per_batch_size" not in rendered({}) and "## By load" not in rendered({})
+    elsewhere = rendered({**loads(1.5, 0.8), "server": "llama.cpp"})
     assert "per_batch_size" not in elsewhere and "on llama.cpp, 2026-11-26" in elsewhere
-    odd = said({**loads(1.5), "server": NAME, "tokens": 0})
+    odd = rendered({**loads(1.5), "server": NAME, "tokens": 0})
     assert "<script>" not in odd
 
 
 def test_vllm_takes_the_schedule_for_all_batch_sizes() -> None:
-    """What `build_dynamic_sd_schedule_lookup` of vLLM 0.32 makes of it: gaps and the end continue the last range."""
+    """As `build_dynamic_sd_schedule_lookup` of vLLM 0.32 expands it: gaps and the end continue the last range."""
     schedule, dense, last = serve.tokens_by_load(3, loads(1.5, 1.2, 0.8)["loads"]), {}, 0
     assert schedule[0][0] == 1
     for size in range(1, 33):
@@ -209,11 +213,11 @@ def test_vllm_takes_the_schedule_for_all_batch_sizes() -> None:
     assert [dense[size] for size in (1, 4, 5, 15, 16, 17, 32)] == [3, 3, 3, 3, 0, 0, 0]
 
 
-def test_what_a_tuning_found_is_said_as_it_was(base, checkpoint) -> None:
-    read = CheckpointFiles.read(checkpoint("medusa"), base.path)
-    rest = {key: value for key, value in read.config.items() if key not in ("drafting", "tuning")}
-    assert "was not tuned" in serve.measured(replace(read, config=rest))
-    plain = serve.measured(replace(read, config={**rest, "drafting": {}, "tuning": {"verdict": "Plain is faster."}}))
+def test_the_readme_states_the_result_of_a_tuning(base, checkpoint) -> None:
+    files = CheckpointFiles.read(checkpoint("medusa"), base.path)
+    rest = {key: value for key, value in files.config.items() if key not in ("drafting", "tuning")}
+    assert "was not tuned" in serve.measured(replace(files, config=rest))
+    plain = serve.measured(replace(files, config={**rest, "drafting": {}, "tuning": {"verdict": "Plain is faster."}}))
     assert "found plain decoding fastest (Plain is faster)" in plain and "not tuned" not in plain
-    shallow = serve.measured(replace(read, config={**rest, "drafting": {"tree": [[0], [1], [2]]}}))
+    shallow = serve.measured(replace(files, config={**rest, "drafting": {"tree": [[0], [1], [2]]}}))
     assert "its longest path has 1 token." in shallow

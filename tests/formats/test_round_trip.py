@@ -1,6 +1,6 @@
-"""Every kind of draft in every format: either it goes there, what an independent reader rebuilds from the files drafts
-the same, and the importer brings it back as it was: the same tensors and network, the same drafted tokens; or a
-sentence says why not and nothing is written."""
+"""Every kind of draft in every format. Either the format takes it: then an independent reader of the files drafts the
+same tokens, and an import restores the same tensors, network and drafted tokens. Or one sentence gives the reason and
+nothing is written."""
 
 import json
 from dataclasses import asdict
@@ -25,7 +25,7 @@ from models.checkpoints import load_draft, read_config
 from speculoos.checksums import find_changed_files, read_checksums
 from speculoos.errors import Unsupported
 from tests.formats.commands import check
-from tests.formats.conftest import EVERY
+from tests.formats.conftest import DRAFT_KINDS
 from tests.formats.table import check_table
 
 EAGLE3 = {"vllm", "speculators", "sglang", "trtllm", "modelopt"}
@@ -69,11 +69,11 @@ SERVED_BY = {
 """Programs in the README of a format, in this order: every server that the format is said to be for."""
 HALF = ("eagle", "eagle3", "eagle3-small", "medusa", "dflash-small", "draft")
 """Of each method one, and those with a map of the vocabulary: a type is cast alike in every tensor."""
-SAYS_NOTHING = {"training", "base", "base_sha256", "speculoos_format", "_name_or_path"}
+IGNORED_KEYS = {"training", "base", "base_sha256", "speculoos_format", "_name_or_path"}
 
 
 def drafted(folder, base):
-    """Every step of a generation with this draft: what was drafted, what was accepted."""
+    """The steps of a generation with this draft: the drafted and the accepted tokens."""
     target = Target(base, max_length=128)
     drafter = make_drafter(target, load_draft(folder, base))
     prompt = render(base.tokenizer, [{"role": "user", "content": "the quick brown fox"}])
@@ -82,20 +82,20 @@ def drafted(folder, base):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [*((kind, "float32") for kind in EVERY), *((kind, "bfloat16") for kind in HALF)]
+    ("kind", "dtype"), [*((kind, "float32") for kind in DRAFT_KINDS), *((kind, "bfloat16") for kind in HALF)]
 )
-def test_a_draft_goes_where_it_can_drafts_the_same_there_and_comes_back(kind, dtype, base, checkpoint, tmp_path):
+def test_a_draft_is_exported_drafts_the_same_and_is_imported_again(kind, dtype, base, checkpoint, tmp_path):
     folder = checkpoint(kind, dtype)
-    said = drafted(folder, base) if dtype == "float32" else None
+    expected = drafted(folder, base) if dtype == "float32" else None
     for option in export_options(folder, base.path):
         if find_format(option.name).scheme:  # test_quantized.py
             continue
         target = tmp_path / option.name
         assert option.possible == (option.name == "own" or option.name in TAKES[kind]), (option.name, option.reason)
         if not option.possible:
-            with pytest.raises(Unsupported) as refused:
+            with pytest.raises(Unsupported) as error:
                 build_export(folder, base, option.name, target)
-            assert str(refused.value) == option.reason and not target.exists()
+            assert str(error.value) == option.reason and not target.exists()
             continue
         report = build_export(folder, base, option.name, target)
         assert report.passed, report.failures
@@ -104,37 +104,37 @@ def test_a_draft_goes_where_it_can_drafts_the_same_there_and_comes_back(kind, dt
             check_folder(target, report, option.name)
             if option.name != "gguf":  # test_gguf.py
                 check_table(target, option.name, CheckpointFiles.read(folder, base.path))
-                if said is not None:
-                    check_return(folder, target, option, base, tmp_path)
-                    assert drafted(tmp_path / f"import-{option.name}" / "draft", base) == said
+                if expected is not None:
+                    check_import(folder, target, option, base, tmp_path)
+                    assert drafted(tmp_path / f"import-{option.name}" / "draft", base) == expected
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")], "something half-made stayed"
 
 
 def check_folder(target, report, name):
-    """The report, the sums of every file, and a README with a command."""
+    """Check the report, the checksums of every file, and the commands of the README."""
     assert ExportReport.from_json(json.loads((target / "validation.json").read_text())) == report
     assert {*read_checksums(target)} == {p.name for p in target.iterdir()} - {"SHA256SUMS"}
     assert report.figures["largest_relative_difference"] <= 1e-4 and report.figures["drafted"] >= 18
-    said = (target / "README.md").read_text()
-    programs = [program for program in check(said, target.parent, "PATH_OF_THE_BASE") if program != "curl"]
+    readme = (target / "README.md").read_text()
+    programs = [program for program in check(readme, target.parent, "PATH_OF_THE_BASE") if program != "curl"]
     expected = SERVED_BY.get(name, ENGINE if report.method == "medusa" else ["trtllm-serve"])
     assert programs == (["transformers"] if (report.method, name) == ("dflash", "huggingface") else expected)
-    assert report.subject["tokenizer_sha256"] in said
+    assert report.subject["tokenizer_sha256"] in readme
 
 
-def check_return(folder, target, option, base, tmp_path):
-    """The size that was said, and the checkpoint of the importer, in `tmp_path/import-<name>/draft`."""
+def check_import(folder, target, option, base, tmp_path):
+    """Check the size that the option gives, and import the export into `tmp_path/import-<name>/draft`."""
     config, stored = read_config(folder), load_file(folder / "model.safetensors")
-    held = [path.stat().st_size for path in target.iterdir() if path.suffix in (".safetensors", ".pt")]
-    assert option.bytes <= sum(held) <= option.bytes + 32_768 * len(held), option.name
+    sizes = [path.stat().st_size for path in target.iterdir() if path.suffix in (".safetensors", ".pt")]
+    assert option.bytes <= sum(sizes) <= option.bytes + 32_768 * len(sizes), option.name
     (scratch := tmp_path / f"import-{option.name}").mkdir()
     convert(asdict(Conversion(str(target), str(scratch), str(base.path), option.name, "", "tiny", "", "")))
-    found, back = load_file(scratch / "draft" / "model.safetensors"), read_config(scratch / "draft")
-    parted = bool(config.get("medusa_tie_lm_head")) and not back["medusa_tie_lm_head"]
-    if parted:
-        heads = [found.pop(f"lm_heads.{head}.weight") for head in range(back["medusa_num_heads"])]
+    tensors, imported = load_file(scratch / "draft" / "model.safetensors"), read_config(scratch / "draft")
+    split = bool(config.get("medusa_tie_lm_head")) and not imported["medusa_tie_lm_head"]
+    if split:
+        heads = [tensors.pop(f"lm_heads.{head}.weight") for head in range(imported["medusa_num_heads"])]
         shared = stored.pop("lm_heads.0.weight", base.lm_head.weight)
         assert all(torch.equal(head, shared) for head in heads)
-    differing = {key for key in {*config} | {*back} if config.get(key) != back.get(key)} - SAYS_NOTHING
-    assert differing == ({"medusa_tie_lm_head"} if parted else set())
-    assert {*found} == {*stored} and all(torch.equal(found[name], stored[name]) for name in stored), option.name
+    differing = {key for key in {*config} | {*imported} if config.get(key) != imported.get(key)} - IGNORED_KEYS
+    assert differing == ({"medusa_tie_lm_head"} if split else set())
+    assert {*tensors} == {*stored} and all(torch.equal(tensors[name], stored[name]) for name in stored), option.name

@@ -1,4 +1,4 @@
-"""Databases to try, and a home in which everything that a backup takes along is there once."""
+"""Databases for the tests, and a home with one of everything that a backup includes."""
 
 import hashlib
 import json
@@ -111,12 +111,12 @@ class Filled:
         runs.create_run(session, "chat", "tiny", {"messages": []})
 
     def job(self, session, name: str, queue: str = "gpu", **columns) -> Job:  # noqa: ANN001, ANN003
-        made = jobs.create(session, kind="train", queue=queue, request={}, name=name)
-        made.id = self.ids[name]
+        job = jobs.create(session, kind="train", queue=queue, request={}, name=name)
+        job.id = self.ids[name]
         for key, value in columns.items():
-            setattr(made, key, value)
+            setattr(job, key, value)
         session.flush()
-        return made
+        return job
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -131,7 +131,7 @@ def digest(path: Path) -> str:
 
 @pytest.fixture
 def filled(database: Settings) -> Filled:  # noqa: F811
-    """One of everything, once in SQLite and once in PostgreSQL."""
+    """A home with one of everything, in SQLite and in PostgreSQL."""
     return Filled(database)
 
 

@@ -1,4 +1,4 @@
-"""A backup holds everything that rows name, whatever runs meanwhile, and comes back into either kind of database."""
+"""A backup contains everything that rows name, also while others write, and can be restored into either database."""
 
 import io
 import json
@@ -26,7 +26,7 @@ from tracking import db, jobs, processes, runs
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Run
 
 
-def made(settings: Settings, **options: bool) -> io.BytesIO:
+def backup_of(settings: Settings, **options: bool) -> io.BytesIO:
     out = io.BytesIO()
     stream(settings, out, **options)
     out.seek(0)
@@ -38,14 +38,14 @@ def names(packed: io.BytesIO) -> list[str]:
         return tar.getnames()
 
 
-def everything(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_what_comes_back_is_what_was_there(filled: Filled, other: Settings) -> None:
+def test_a_restored_home_equals_the_original(filled: Filled, other: Settings) -> None:
     """From SQLite and from PostgreSQL, into SQLite."""
     before = rows_of(filled.settings)
-    report = restore(other, made(filled.settings), "x.tar")
+    report = restore(other, backup_of(filled.settings), "x.tar")
     after = rows_of(other)
     assert before.keys() == after.keys() and report.rows == sum(map(len, after.values()))
     for table in ("experiments", "evaluations", "metrics", "job_logs", "samples", "run_steps", "api_keys"):
@@ -54,19 +54,21 @@ def test_what_comes_back_is_what_was_there(filled: Filled, other: Settings) -> N
     for table in ("bases", "datasets", "checkpoints"):
         moved = [{**row, "path": row["path"].replace(str(old), str(new))} for row in before[table]]
         assert after[table] == moved, table
-    for place in ("models", f"datasets/{ids['data']}", "settings.toml", f"checkpoints/{ids['heads']}", "logs"):
-        if (old / place).is_dir():
-            assert everything(new / place) == everything(old / place), place
+    for path in ("models", f"datasets/{ids['data']}", "settings.toml", f"checkpoints/{ids['heads']}", "logs"):
+        if (old / path).is_dir():
+            assert contents(new / path) == contents(old / path), path
         else:
-            assert (new / place).read_bytes() == (old / place).read_bytes()
+            assert (new / path).read_bytes() == (old / path).read_bytes()
     assert not (new / BUSY).exists()
 
 
-def test_into_postgresql_and_numbers_go_on(filled_sqlite: Filled, database: Settings, tmp_path: Path) -> None:
+def test_a_restore_into_postgresql_continues_its_sequences(
+    filled_sqlite: Filled, database: Settings, tmp_path: Path
+) -> None:
     """A home moves from SQLite to PostgreSQL by backup and restore."""
     if database.database_url.startswith("sqlite"):
         pytest.skip("the other test does this")
-    packed = made(filled_sqlite.settings)
+    packed = backup_of(filled_sqlite.settings)
     moved = replace(database, home=tmp_path / "moved")
     restore(moved, packed, "x.tar")
     assert rows_of(moved)["metrics"] == rows_of(filled_sqlite.settings)["metrics"]
@@ -77,8 +79,8 @@ def test_into_postgresql_and_numbers_go_on(filled_sqlite: Filled, database: Sett
         assert len(reports.logs(session, filled_sqlite.ids["done"])) == 2
 
 
-def test_jobs_that_ran_go_on_from_their_last_state(filled_sqlite: Filled, other: Settings) -> None:
-    report = restore(other, made(filled_sqlite.settings), "x.tar")
+def test_running_jobs_continue_from_their_last_state(filled_sqlite: Filled, other: Settings) -> None:
+    report = restore(other, backup_of(filled_sqlite.settings), "x.tar")
     ids = filled_sqlite.ids
     with db.writing(other) as session:
         going, waiting = jobs.get(session, ids["going"]), jobs.get(session, ids["waiting"])
@@ -95,10 +97,10 @@ def test_jobs_that_ran_go_on_from_their_last_state(filled_sqlite: Filled, other:
 
 
 def test_secrets_and_logins_come_along_only_when_asked(filled_sqlite: Filled, tmp_path: Path) -> None:
-    plain, told = made(filled_sqlite.settings), made(filled_sqlite.settings, secrets=True)
-    assert b"token-canary" not in plain.getvalue() and b"token-canary" in told.getvalue()
-    assert not any("logins" in name or "secrets" in name for name in names(plain))
-    assert any("rows/logins" in name for name in names(told))
+    without_secrets, with_secrets = backup_of(filled_sqlite.settings), backup_of(filled_sqlite.settings, secrets=True)
+    assert b"token-canary" not in without_secrets.getvalue() and b"token-canary" in with_secrets.getvalue()
+    assert not any("logins" in name or "secrets" in name for name in names(without_secrets))
+    assert any("rows/logins" in name for name in names(with_secrets))
     back_up(filled_sqlite.settings, target := tmp_path / "b.tar.gz")
     assert target.stat().st_mode & 0o777 == 0o600
 
@@ -122,7 +124,7 @@ def test_a_name_that_is_no_tars_or_taken_is_refused(filled_sqlite: Filled, tmp_p
 
 
 def test_rows_are_of_one_moment_while_others_write(filled: Filled, other: Settings) -> None:
-    """A writer goes on all the time; each experiment is committed with its twin, so no snapshot has an odd number."""
+    """A thread keeps writing pairs of experiments, each in one transaction, so a snapshot contains only whole pairs."""
     ended = threading.Event()
 
     def write_pairs() -> None:
@@ -137,7 +139,7 @@ def test_rows_are_of_one_moment_while_others_write(filled: Filled, other: Settin
     try:
         for turn in range(2):
             settings = replace(other, home=other.home / str(turn), database_url=f"sqlite:///{other.home}/{turn}/x.db")
-            restore(settings, made(filled.settings), "x.tar")
+            restore(settings, backup_of(filled.settings), "x.tar")
             pairs = [row["name"] for row in rows_of(settings)["experiments"] if row["name"].startswith("pair-")]
             assert len(pairs) == 2 * len(set(pairs))
     finally:
@@ -148,12 +150,12 @@ def test_rows_are_of_one_moment_while_others_write(filled: Filled, other: Settin
 def test_a_file_that_changes_while_it_is_read_is_read_again(
     filled_sqlite: Filled, other: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint's folder is swapped for a new one between its config and its sums, as tuning does it."""
+    """The checkpoint gets a new config and new checksums while the backup reads it, as a tuning does."""
     home, ids = filled_sqlite.settings.home, filled_sqlite.ids
-    heads, plain, swapped = home / "checkpoints" / ids["heads"] / "attempt-1", backup._Writer.files, []
+    heads, original, swapped = home / "checkpoints" / ids["heads"] / "attempt-1", backup._Writer.files, []
 
     def swap(writer: backup._Writer, paths: list[Path]) -> bool:
-        whole = plain(writer, paths)
+        whole = original(writer, paths)
         if paths == [heads / "model.safetensors"] and not swapped:
             write(heads / "config.json", b'{"drafting": {}}')
             lines = (heads / "SHA256SUMS").read_text().splitlines()
@@ -165,7 +167,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
 
     monkeypatch.setattr(backup._Writer, "files", swap)
     monkeypatch.setattr(backup, "PAUSE", 0)
-    packed = made(filled_sqlite.settings)
+    packed = backup_of(filled_sqlite.settings)
     assert names(packed).count(f"home/checkpoints/{ids['heads']}/attempt-1/config.json") == 2
     packed.seek(0)
     report = restore(other, packed, "x.tar")
@@ -178,52 +180,57 @@ def test_a_state_that_is_removed_while_it_is_read_is_whole(
 ) -> None:
     import shutil
 
-    plain, ids = backup._Writer._add, filled_sqlite.ids
+    original, ids = backup._Writer._add, filled_sqlite.ids
     folder = filled_sqlite.settings.home / "checkpoints" / ids["half"] / "attempt-2" / "state-30"
 
     def remove_after_first(writer: backup._Writer, name: str, *rest) -> bool:  # noqa: ANN002
         if "/state-30/" in name:
             shutil.rmtree(folder, ignore_errors=True)
-        return plain(writer, name, *rest)
+        return original(writer, name, *rest)
 
     monkeypatch.setattr(backup._Writer, "_add", remove_after_first)
-    restore(other, made(filled_sqlite.settings), "x.tar")
+    restore(other, backup_of(filled_sqlite.settings), "x.tar")
     state = other.home / "checkpoints" / ids["half"] / "attempt-2" / "state-30"
     assert sorted(p.name for p in state.iterdir()) == ["draft.safetensors", "optimizer.safetensors", "state.json"]
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"),
+    ("damage", "message"),
     [
         ("flip", "model.safetensors differs from the sha256 of its row"),
         ("sums", "config.json differs from SHA256SUMS"),
         ("gone", "its files are missing"),
     ],
 )
-def test_what_is_damaged_already_is_said_and_the_rest_is_kept(
-    filled_sqlite: Filled, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path, harm, says
+def test_damaged_files_are_reported_and_the_rest_is_backed_up(
+    filled_sqlite: Filled,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    damage,
+    message,
 ) -> None:
     monkeypatch.setattr(backup, "PAUSE", 0)
     home, ids = filled_sqlite.settings.home, filled_sqlite.ids
     heads = home / "checkpoints" / ids["heads"] / "attempt-1"
-    if harm == "flip":
+    if damage == "flip":
         write(heads / "model.safetensors", b"headz")
-    elif harm == "sums":
+    elif damage == "sums":
         write(heads / "config.json", b"[]")
     else:
         [p.unlink() for p in heads.rglob("*") if p.is_file()]
     assert main(["backup", str(tmp_path / "b.tar"), "--json"]) == 1
     captured = capsys.readouterr()
-    assert says in captured.err and says in json.loads(captured.out.splitlines()[-1])["wrong"][0]
+    assert message in captured.err and message in json.loads(captured.out.splitlines()[-1])["wrong"][0]
     assert tarfile.is_tarfile(tmp_path / "b.tar")
 
 
 def test_a_used_home_or_database_is_refused(filled_sqlite: Filled, other: Settings) -> None:
-    packed = made(filled_sqlite.settings)
-    before = everything(filled_sqlite.settings.home)
+    packed = backup_of(filled_sqlite.settings)
+    before = contents(filled_sqlite.settings.home)
     with pytest.raises(Conflict, match="is not empty"):
         restore(filled_sqlite.settings, packed, "x.tar")
-    assert everything(filled_sqlite.settings.home).keys() == before.keys()
+    assert contents(filled_sqlite.settings.home).keys() == before.keys()
     migrate(other)
     with db.writing(other) as session:
         session.add(Experiment(name="mine"))
@@ -243,7 +250,7 @@ def test_a_home_that_was_only_started_once_counts_as_empty(filled_sqlite: Filled
         session.flush()
         session.add(Checkpoint(name="starter", base_id=base.id, method="eagle3", path="/x/models/starter_head"))
     write(other.home / "secrets" / "inference-token", b"of the new home")
-    restore(other, made(filled_sqlite.settings, secrets=True), "x.tar")
+    restore(other, backup_of(filled_sqlite.settings, secrets=True), "x.tar")
     with db.reading(other) as session:
         assert [b.name for b in session.query(Base)] == ["tiny"]
     assert (other.home / "secrets" / "inference-token").read_bytes() == b"of the new home"
@@ -270,27 +277,29 @@ def test_while_the_workbench_runs_nothing_is_restored(
     assert "The workbench is running (web)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["cut", "cut at a member", "flipped", "no tar", "other tar", "gz cut"])
-def test_a_damaged_archive_leaves_the_home_empty(filled_sqlite: Filled, other: Settings, tmp_path: Path, how) -> None:
-    packed = made(filled_sqlite.settings).getvalue()
-    if how == "cut":
+@pytest.mark.parametrize("damage", ["cut", "cut at a member", "flipped", "no tar", "other tar", "gz cut"])
+def test_a_damaged_archive_leaves_the_home_empty(
+    filled_sqlite: Filled, other: Settings, tmp_path: Path, damage
+) -> None:
+    packed = backup_of(filled_sqlite.settings).getvalue()
+    if damage == "cut":
         packed = packed[: len(packed) // 2 + 100]
-    elif how == "cut at a member":
+    elif damage == "cut at a member":
         packed = packed[: packed.index(b"sums.txt")]
-    elif how == "flipped":
+    elif damage == "flipped":
         at = packed.index(b"base weights")
         packed = packed[:at] + b"X" + packed[at + 1 :]
-    elif how == "no tar":
+    elif damage == "no tar":
         packed = b"hello" * 1000
-    elif how == "other tar":
+    elif damage == "other tar":
         packed = tar_of(("readme.txt", b"hello"))
     else:
         back_up(filled_sqlite.settings, tmp_path / "b.tar.gz")
         packed = (tmp_path / "b.tar.gz").read_bytes()[:2000]
     with pytest.raises(BadInput, match="damaged|cut off|not a backup|not a path of a home"):
         restore(other, io.BytesIO(packed), "x.tar")
-    assert not everything(other.home) or not any(p.is_dir() for p in other.home.iterdir()), "nothing but an empty home"
-    restore(other, made(filled_sqlite.settings), "x.tar")
+    assert not contents(other.home) or not any(p.is_dir() for p in other.home.iterdir()), "nothing but an empty home"
+    restore(other, backup_of(filled_sqlite.settings), "x.tar")
 
 
 def tar_of(*members: tuple[str | tarfile.TarInfo, bytes], head: bytes = b"") -> bytes:
@@ -342,9 +351,12 @@ def test_members_that_no_backup_has_are_refused(other: Settings, tmp_path: Path,
 
 
 def test_an_archive_of_a_newer_speculoos_says_so(other: Settings) -> None:
-    for change, says in (({"revision": "9999"}, "newer Speculoos .revision 9999"), ({"format": 2}, "newer Speculoos")):
+    for change, message in (
+        ({"revision": "9999"}, "newer Speculoos .revision 9999"),
+        ({"format": 2}, "newer Speculoos"),
+    ):
         head = json.dumps({**json.loads(HEAD), **change}).encode()
-        with pytest.raises(Unavailable, match=says):
+        with pytest.raises(Unavailable, match=message):
             restore(other, io.BytesIO(tar_of(head=head)), "x.tar")
 
 
@@ -353,19 +365,19 @@ def test_a_restore_that_breaks_off_late_leaves_nothing_and_can_be_done_again(
 ) -> None:
     from ops import restore as restoring
 
-    def full(places) -> None:  # noqa: ANN001
-        for path, place in places[:3]:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(place)
+    def full(moves) -> None:  # noqa: ANN001
+        for source, target in moves[:3]:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(target)
         raise OSError(28, "No space left on device")
 
-    packed = made(filled.settings)
+    packed = backup_of(filled.settings)
     with monkeypatch.context() as patch:
         patch.setattr(restoring, "_place", full)
         with pytest.raises(Unavailable, match="is full; nothing was restored"):
             restore(other, packed, "x.tar")
     assert not any(p.is_dir() for p in other.home.iterdir())
-    assert all(not found for found in rows_of(migrated(other)).values())
+    assert all(not rows for rows in rows_of(migrated(other)).values())
     packed.seek(0)
     restore(other, packed, "x.tar")
 
@@ -398,15 +410,15 @@ def test_a_restore_that_was_killed_is_refused_by_commands_and_begun_anew(
 
 @pytest.mark.integration
 def test_through_a_pipe_and_back(filled_sqlite: Filled, tmp_path: Path) -> None:
-    """As `docker compose exec -T web speculoos backup - > FILE` does it."""
-    command, quiet = [sys.executable, "-m", "cli.main"], {"capture_output": True, "timeout": 120}
-    written = subprocess.run([*command, "backup", "-"], check=True, **quiet)
+    """Like `docker compose exec -T web speculoos backup - > FILE`."""
+    command, options = [sys.executable, "-m", "cli.main"], {"capture_output": True, "timeout": 120}
+    written = subprocess.run([*command, "backup", "-"], check=True, **options)
     environment = {**os.environ, "SPECULOOS_HOME": str(tmp_path / "other")}
-    back = subprocess.run(
+    restored = subprocess.run(
         [*command, "restore", "-", "--json"], input=written.stdout, capture_output=True, env=environment
     )
-    assert back.returncode == 0, back.stderr
-    assert json.loads(back.stdout.splitlines()[-1])["files"] > 5
+    assert restored.returncode == 0, restored.stderr
+    assert json.loads(restored.stdout.splitlines()[-1])["files"] > 5
 
 
 def test_memory_stays_small(filled_sqlite: Filled, other: Settings) -> None:
@@ -444,7 +456,7 @@ def test_a_row_that_the_database_refuses_is_named(filled_sqlite: Filled, databas
         session.add(Experiment(name="x" * 300))
     moved = replace(database, home=tmp_path / "moved")
     with pytest.raises(BadInput, match="rows 1 to 2 of the table experiments: value too long"):
-        restore(moved, made(filled_sqlite.settings), "x.tar")
+        restore(moved, backup_of(filled_sqlite.settings), "x.tar")
     assert db.revision(moved) == "", "no table is left"
 
 

@@ -1,4 +1,4 @@
-"""Every revision migrates with rows in it, after a copy; a newer or damaged database gets a sentence everywhere."""
+"""A database of every revision is copied and migrated with its rows; commands report a newer or damaged database."""
 
 import sqlite3
 from dataclasses import replace
@@ -36,7 +36,7 @@ def back_to(settings: Settings, revision: str) -> None:
 
 
 def sample_row(table: sa.Table, keys: dict[str, dict[str, Any]], number: int) -> dict[str, Any]:
-    """A row with something in every column: whatever kind of column a revision has."""
+    """A row with a value in every column of the table, of whatever type."""
     row: dict[str, Any] = {}
     for column in table.columns:
         foreign = next(iter(column.foreign_keys), None)
@@ -66,29 +66,27 @@ def sample_value(column: sa.Column[Any], number: int) -> Any:
 
 
 def fill(settings: Settings) -> dict[str, list[dict[str, Any]]]:
-    """Two rows in every table, each pointing to the first of the tables it knows; returns them as stored."""
+    """Write two rows into every table, whose foreign keys name the first row of other tables; return them as stored."""
     keys: dict[str, dict[str, Any]] = {}
     with db.connection(settings) as connection:
         for table in rows.tables(connection):
-            made = [sample_row(table, keys, 0)]
-            keys[table.name] = made[0]
-            made.append(sample_row(table, keys, 1))
-            assert rows.write_rows(connection, table, made) == 2
+            new_rows = [sample_row(table, keys, 0)]
+            keys[table.name] = new_rows[0]
+            new_rows.append(sample_row(table, keys, 1))
+            assert rows.write_rows(connection, table, new_rows) == 2
     return rows_of(settings)
 
 
 @pytest.mark.parametrize("revision", ["0001", "0003", "0006", "0008"])  # before each one that changes rows
-def test_rows_of_every_table_survive_the_way_from_every_revision_to_the_newest(
-    database: Settings, revision: str
-) -> None:
+def test_rows_of_every_table_survive_the_migration_from_every_revision(database: Settings, revision: str) -> None:
     back_to(database, revision)
     before = fill(database)
-    assert before and all(len(found) == 2 for found in before.values())
+    assert before and all(len(table_rows) == 2 for table_rows in before.values())
     copy = migrate(database)
     after = rows_of(database)
-    for table, found in before.items():
-        kept = [{name: row.get(name) for name in found[0]} for row in after[table]]
-        assert kept == found, table
+    for table, table_rows in before.items():
+        migrated = [{name: row.get(name) for name in table_rows[0]} for row in after[table]]
+        assert migrated == table_rows, table
     assert (copy is None) == (revision == revisions.head())
     back_to(database, "head")
 
@@ -116,11 +114,11 @@ def test_a_copy_is_made_before_a_migration_and_can_be_put_back(database: Setting
 
 def test_nothing_is_copied_where_nothing_changes_and_few_copies_are_kept(home: Settings) -> None:
     assert migrate(home) is None and not copies(home)
-    kept = replace(home, keep_copies=3)
-    made = [keep_copy(kept, f"before-000{n}-from-0001") for n in range(5)]
-    assert set(copies(home)) == set(made[2:])
-    for_ever = keep_copy(replace(home, keep_copies=0), "before-0009-from-0001")
-    assert set(copies(home)) == {*made[2:], for_ever}, "0 keeps all"
+    settings = replace(home, keep_copies=3)
+    created = [keep_copy(settings, f"before-000{n}-from-0001") for n in range(5)]
+    assert set(copies(home)) == set(created[2:])
+    unlimited = keep_copy(replace(home, keep_copies=0), "before-0009-from-0001")
+    assert set(copies(home)) == {*created[2:], unlimited}, "0 keeps all"
     assert not [p for p in (home.home / "backups").iterdir() if p.name.startswith(".")]
 
 
@@ -152,18 +150,18 @@ def make_newer(settings: Settings) -> None:
     db.dispose()
 
 
-SAYS = f"was made by a newer Speculoos (revision 9999; this one knows up to {revisions.head()})"
+MESSAGE = f"was made by a newer Speculoos (revision 9999; this one knows up to {revisions.head()})"
 
 
-def test_a_newer_database_is_left_alone_with_a_sentence(database: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_newer_database_is_reported_and_not_changed(database: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     make_newer(database)
     try:
-        for words in (["jobs", "list"], ["models", "list"], ["backup", "/nowhere/x.tar"], ["cleanup"], ["up"]):
-            assert main(words) == 1, words
-            said = capsys.readouterr().err
-            assert SAYS in said and "Traceback" not in said and "secret" not in said, words
+        for arguments in (["jobs", "list"], ["models", "list"], ["backup", "/nowhere/x.tar"], ["cleanup"], ["up"]):
+            assert main(arguments) == 1, arguments
+            stderr = capsys.readouterr().err
+            assert MESSAGE in stderr and "Traceback" not in stderr and "secret" not in stderr, arguments
         main(["doctor"])
-        assert SAYS in capsys.readouterr().out
+        assert MESSAGE in capsys.readouterr().out
         with pytest.raises(Unavailable, match="newer"), db.writing(database) as session:
             session.add(Experiment(name="written by chance"))
         assert "newer Speculoos" in status_bar.render(database)
@@ -172,9 +170,9 @@ def test_a_newer_database_is_left_alone_with_a_sentence(database: Settings, caps
             connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{revisions.head()}'"))
 
 
-@pytest.mark.parametrize("how", ["header", "pages"])
-def test_a_damaged_database_is_named_with_what_to_do(
-    filled_sqlite: Filled, capsys: pytest.CaptureFixture[str], how: str
+@pytest.mark.parametrize("damage", ["header", "pages"])
+def test_a_damaged_database_is_reported_with_a_remedy(
+    filled_sqlite: Filled, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     settings = filled_sqlite.settings
     db.dispose()
@@ -182,15 +180,17 @@ def test_a_damaged_database_is_named_with_what_to_do(
     for ending in ("-wal", "-shm"):
         Path(f"{file}{ending}").unlink(missing_ok=True)
     content = bytearray(file.read_bytes())
-    if how == "header":
+    if damage == "header":
         content[:64] = b"x" * 64
     else:
         content[4096:] = b"\xa5" * (len(content) - 4096)
     file.write_bytes(content)
-    for words in (["jobs", "list"], ["backup", str(settings.home / "x.tar")], ["up"]):
-        assert main(words) == 1, words
-        said = capsys.readouterr().err
-        assert "is damaged" in said and str(settings.home / "backups") in said and "speculoos restore" in said, words
+    for arguments in (["jobs", "list"], ["backup", str(settings.home / "x.tar")], ["up"]):
+        assert main(arguments) == 1, arguments
+        stderr = capsys.readouterr().err
+        assert "is damaged" in stderr and str(settings.home / "backups") in stderr and "speculoos restore" in stderr, (
+            arguments
+        )
     assert "is damaged" in status_bar.render(settings)
     main(["doctor"])
     assert "is damaged" in capsys.readouterr().out

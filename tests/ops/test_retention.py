@@ -1,4 +1,5 @@
-"""What is old goes, in small batches, and nothing else: not what is young, not what a job needs, not half a chat."""
+"""Retention removes what is old, in small batches, and nothing that is young, that a job needs, or that is part of a
+younger chat."""
 
 import json
 import os
@@ -35,7 +36,7 @@ def add_run(settings: Settings, days: float, group: str | None = None, state: st
         return run.id
 
 
-def kept(settings: Settings, table) -> set[str]:  # noqa: ANN001
+def ids_of(settings: Settings, table) -> set[str]:  # noqa: ANN001
     with db.reading(settings) as session:
         return set(session.scalars(db.sa.select(table.id if table is not RunStep else RunStep.run_id)))
 
@@ -45,9 +46,9 @@ def test_old_chats_go_whole_and_young_ones_stay_whole(database: Settings) -> Non
     old, young = add_run(database, 100), add_run(database, 10)
     first, last = add_run(database, 100, group), add_run(database, 1, group)
     going_on = add_run(database, 100, state="RUNNING")
-    assert clean(database, dry_run=True)["runs"].count == 1 and old in kept(database, Run)
+    assert clean(database, dry_run=True)["runs"].count == 1 and old in ids_of(database, Run)
     assert clean(database)["runs"].count == 1
-    assert kept(database, Run) == kept(database, RunStep) == {young, first, last, going_on}
+    assert ids_of(database, Run) == ids_of(database, RunStep) == {young, first, last, going_on}
     assert clean(replace(database, keep_runs_days=0))["runs"].count == 0
     assert clean(replace(database, keep_runs_days=5))["runs"].count == 1, "the chat whose last turn is young stays"
 
@@ -80,12 +81,12 @@ def test_log_lines_and_files_of_jobs_that_ended_long_ago(filled_sqlite: Filled) 
     log, going = settings.home / "logs" / f"{ids['done']}.log", settings.home / "logs" / f"{ids['going']}.log"
     write(going, b"x")
     clean(settings)
-    assert log.exists() and kept(settings, JobLog)
+    assert log.exists() and ids_of(settings, JobLog)
     with db.writing(settings) as session:
         jobs.get(session, ids["done"]).finished_at = now() - OLD
-    done = clean(settings)
-    assert not log.exists() and not kept(settings, JobLog) and going.exists()
-    assert (done["log files"].count, done["log lines"].count) == (1, 1) and done["log files"].bytes == 23
+    removed = clean(settings)
+    assert not log.exists() and not ids_of(settings, JobLog) and going.exists()
+    assert (removed["log files"].count, removed["log lines"].count) == (1, 1) and removed["log files"].bytes == 23
 
 
 def test_uploads_go_unless_a_job_needs_them(filled_sqlite: Filled) -> None:
@@ -110,7 +111,9 @@ def test_uploads_go_unless_a_job_needs_them(filled_sqlite: Filled) -> None:
         ("INTERRUPTED", 30, ["state-10", "state-20"]),
     ],
 )
-def test_states_that_nobody_needs(filled_sqlite: Filled, state: str, days: int, left: list[str]) -> None:
+def test_states_are_removed_unless_a_job_needs_them(
+    filled_sqlite: Filled, state: str, days: int, left: list[str]
+) -> None:
     settings, ids = filled_sqlite.settings, filled_sqlite.ids
     with db.writing(settings) as session:
         job = jobs.get(session, ids["done"])
@@ -130,21 +133,21 @@ def test_a_training_that_is_retried_meanwhile_keeps_its_states(
     with db.writing(settings) as session:
         job = jobs.get(session, ids["done"])
         job.state, job.finished_at = "FAILED", now() - timedelta(days=30)
-    plain = retention.states_of
+    original = retention.states_of
 
     def retried(folder: Path) -> list[Path]:
-        found = plain(folder)
+        states = original(folder)
         with db.writing(settings) as session:
             if jobs.get(session, ids["done"]).state == "FAILED":
                 jobs.retry(session, ids["done"])
-        return found
+        return states
 
     monkeypatch.setattr(retention, "states_of", retried)
     clean(settings)
-    assert len(plain(settings.home / "checkpoints" / ids["heads"])) == 2
+    assert len(original(settings.home / "checkpoints" / ids["heads"])) == 2
 
 
-def test_once_an_hour_whoever_asks(home: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_retention_runs_once_an_hour(home: Settings, caplog: pytest.LogCaptureFixture) -> None:
     add_run(home, 100)
     with caplog.at_level("INFO"):
         assert [clean_when_due(home), clean_when_due(home)] == [True, False]
@@ -158,11 +161,11 @@ def test_once_an_hour_whoever_asks(home: Settings, caplog: pytest.LogCaptureFixt
         assert session.get(Preference, retention.NOTE).value["removed"]["runs"]["count"] == 1, "the last removal"
 
 
-def test_the_reconciler_does_it_beside_its_loop(home: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reconciler_runs_retention_in_a_thread(home: Settings, caplog: pytest.LogCaptureFixture) -> None:
     gone = add_run(home, 100)
     with caplog.at_level("INFO"):
         retention.in_background(home).join(60)
-    assert "Retention removed 1 runs" in caplog.text and gone not in kept(home, Run)
+    assert "Retention removed 1 runs" in caplog.text and gone not in ids_of(home, Run)
 
 
 def test_leftovers_are_what_no_row_names(filled_sqlite: Filled) -> None:
@@ -176,22 +179,22 @@ def test_leftovers_are_what_no_row_names(filled_sqlite: Filled) -> None:
     write(home / "checkpoints" / ("d" * 32) / "young", b"perhaps someone makes it")
     age(write(home / "checkpoints" / f".{ids['half']}.partial" / "x", b"its job goes on").parent, 3)
     age(home / "models" / ids["base"], 3)
-    found = storage.leftovers(settings)
-    assert {item.path for item in found} == set(lost)
+    leftovers = storage.leftovers(settings)
+    assert {item.path for item in leftovers} == set(lost)
     clean(settings)
     assert all(path.exists() for path in lost), "never without being asked"
     assert clean(settings, leftovers=True)["leftovers"].count == 3
     assert not any(path.exists() for path in lost) and (home / "models" / ids["base"]).exists()
 
 
-def test_the_command_says_what_would_go_and_does_it(filled_sqlite: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_and_removes(filled_sqlite: Filled, capsys: pytest.CaptureFixture[str]) -> None:
     gone = add_run(filled_sqlite.settings, 100)
     assert main(["cleanup", "--dry-run", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["dry_run"] and told["removed"]["runs"]["count"] == 1 and told["removed"]["states"]["count"] == 1
-    assert gone in kept(filled_sqlite.settings, Run)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["dry_run"] and report["removed"]["runs"]["count"] == 1 and report["removed"]["states"]["count"] == 1
+    assert gone in ids_of(filled_sqlite.settings, Run)
     assert main(["cleanup"]) == 0
-    assert "runs" in capsys.readouterr().out and gone not in kept(filled_sqlite.settings, Run)
+    assert "runs" in capsys.readouterr().out and gone not in ids_of(filled_sqlite.settings, Run)
 
 
 def fill_and_empty(settings: Settings) -> int:
@@ -215,14 +218,14 @@ def test_space_is_given_back_to_the_disk(home: Settings, monkeypatch: pytest.Mon
 
 def test_sizes_of_things_and_parts(filled_sqlite: Filled) -> None:
     settings, ids = filled_sqlite.settings, filled_sqlite.ids
-    found = storage.survey(settings)
-    by_id = {thing.id: thing for thing in found.things}
+    survey = storage.survey(settings)
+    by_id = {thing.id: thing for thing in survey.things}
     heads = settings.home / "checkpoints" / ids["heads"]
     whole = sum(p.stat().st_size for p in heads.rglob("*") if p.is_file())
     states = sum(p.stat().st_size for p in heads.glob("attempt-1/state-*/*"))
     assert (by_id[ids["heads"]].bytes, by_id[ids["heads"]].states) == (whole, states)
-    assert found.parts["models"] == len(b"base weights") and found.parts["database"] > 50_000
-    assert found.used == sum(found.parts.values()) and found.disk_free > 0
+    assert survey.parts["models"] == len(b"base weights") and survey.parts["database"] > 50_000
+    assert survey.used == sum(survey.parts.values()) and survey.disk_free > 0
 
 
 def test_a_model_outside_costs_the_home_nothing(filled_sqlite: Filled, tmp_path: Path) -> None:
@@ -234,16 +237,16 @@ def test_a_model_outside_costs_the_home_nothing(filled_sqlite: Filled, tmp_path:
     assert thing.outside and thing.bytes == 5000
 
 
-def test_counting_happens_beside_the_asker_and_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_survey_runs_in_a_thread_and_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, started, go = [], threading.Event(), threading.Event()
 
     def slow(settings: Settings) -> storage.Survey:
         started.set()
         go.wait(30)
         counted.append(1)
-        return plain(settings)
+        return original(settings)
 
-    plain = storage.survey
+    original = storage.survey
     monkeypatch.setattr(storage, "survey", slow)
     surveys = storage.Surveys(home)
     assert surveys.get() is None and surveys.get() is None, "nobody waits"

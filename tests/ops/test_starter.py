@@ -45,8 +45,8 @@ def test_it_is_listed_once_and_ready(database: Settings, installed: Path) -> Non
     assert (row.name, row.method, row.state, row.path) == ("starter", "eagle3", "ready", str(installed))
     assert (row.sha256, row.size_bytes, row.step, row.base_sha256) == ("b" * 64, 5, 7, "a" * 64)
     with db.writing(database) as session:
-        found = queries.find_checkpoint(session, "starter")
-        assert session.get_one(Base, found.base_id).name == "starter"
+        checkpoint = queries.find_checkpoint(session, "starter")
+        assert session.get_one(Base, checkpoint.base_id).name == "starter"
 
 
 def test_once_deleted_it_stays_away_until_another_is_shipped_and_no_file_goes(

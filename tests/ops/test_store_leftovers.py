@@ -1,4 +1,4 @@
-"""What no row means any more goes from the store when someone asks; what a row or a job means stays."""
+"""A cleanup on request removes from the store what no row refers to; what a row or a job needs stays."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -36,43 +36,43 @@ def data_set(settings: Settings, name: str, **values: object) -> Dataset:
     return row
 
 
-def deliver(settings: Settings, row: Dataset) -> None:
-    kept = RowFiles(settings).upload("datasets", row.id, Path(row.path))
+def upload(settings: Settings, row: Dataset) -> None:
+    folder = RowFiles(settings).upload("datasets", row.id, Path(row.path))
     with db.writing(settings) as session:
-        stored.save_stored(session, "datasets", row.id, kept)
+        stored.save_stored(session, "datasets", row.id, folder)
 
 
 def store_of(settings: Settings) -> Store:
-    found = open_store(settings.store)
-    assert found
-    return found
+    store = open_store(settings.store)
+    assert store
+    return store
 
 
-def test_files_that_are_nowhere_are_told_without_the_store_s_password(home: Settings) -> None:
+def test_missing_files_are_reported_without_the_store_s_password(home: Settings) -> None:
     settings = replace(home, store=f"memory://me:sesame-0815@{uuid.uuid4().hex}")
     row = Dataset(id="gone", name="one", path=str(home.home / "datasets" / "gone"))
-    with pytest.raises(Unavailable, match="neither on this machine nor in the store memory://") as missing:
+    with pytest.raises(Unavailable, match="neither on this machine nor in the store memory://") as error:
         RowFiles(settings).download(row, None)
-    assert "sesame" not in str(missing.value)
+    assert "sesame" not in str(error.value)
 
 
-def test_only_what_a_row_means_stays(settings: Settings) -> None:
+def test_only_what_a_row_refers_to_stays(settings: Settings) -> None:
     row, store = data_set(settings, "one"), store_of(settings)
-    deliver(settings, row)
+    upload(settings, row)
     (Path(row.path) / "dataset.json").write_text("{}")
-    deliver(settings, row)
+    upload(settings, row)
     store.write("datasets/gone/files/0815", b"of a row that was deleted while the store was away")
     store.write(f"datasets/{row.id}/parts/half.jsonl", b"of a job that ended badly")
     left = storage.store_leftovers(settings, now() + LATER)
     assert len(left) == 4, "a deleted row's, a part, an older list and an older dataset.json"
     assert storage.store_leftovers(settings) == {}, "nothing that is younger than a day"
-    done = retention.clean(settings, leftovers=True, dry_run=True, at=now() + LATER)
-    assert done["leftovers"].count == 4 and len(store.names()) == 7
+    removed = retention.clean(settings, leftovers=True, dry_run=True, at=now() + LATER)
+    assert removed["leftovers"].count == 4 and len(store.names()) == 7
     retention.clean(settings, leftovers=True, at=now() + LATER)
     assert len(store.names()) == 3 and storage.store_leftovers(settings, now() + LATER) == {}
     with db.reading(settings) as session:
-        kept = stored.stored_entry(session, row.id)
-    assert set(store.listed(f"datasets/{row.id}", kept.key)) == {"dataset.json", "shard-00000.jsonl"}
+        entry = stored.stored_entry(session, row.id)
+    assert set(store.listed(f"datasets/{row.id}", entry.key)) == {"dataset.json", "shard-00000.jsonl"}
 
 
 def test_what_a_job_works_on_is_left_alone(settings: Settings) -> None:
@@ -85,7 +85,8 @@ def test_what_a_job_works_on_is_left_alone(settings: Settings) -> None:
 
 @pytest.fixture
 def trained(settings: Settings) -> Callable[..., Checkpoint]:
-    """A checkpoint that the store has, with a state in the store, whose training ended so and so long ago."""
+    """trained(state, days, published): a checkpoint whose training ended `days` days ago, with a state in the store.
+    The checkpoint itself is in the store if `published`."""
 
     def make(state: str, days: float, published: bool) -> Checkpoint:
         with db.writing(settings) as session:
@@ -99,10 +100,10 @@ def trained(settings: Settings) -> Callable[..., Checkpoint]:
             folder.mkdir(parents=True)
             (folder / "model.safetensors").write_text("weights")
             row.path = str(folder)
-        if published:  # before its tree was tuned
-            kept = RowFiles(settings).upload("checkpoints", row.id, folder)
+        if published:  # before a tuning of its tree
+            stored_folder = RowFiles(settings).upload("checkpoints", row.id, folder)
             with db.writing(settings) as session:
-                stored.save_stored(session, "checkpoints", row.id, kept)
+                stored.save_stored(session, "checkpoints", row.id, stored_folder)
         UploadedCheckpoints(store_of(settings), row.id).put(1, made(folder, 10))
         return row
 
@@ -119,15 +120,15 @@ def test_states_stay_as_long_as_in_a_home(
     state: str, days: float, stay: bool, published: bool, settings: Settings, trained: Callable[..., Checkpoint]
 ) -> None:
     row, store = trained(state, days - 2, published), store_of(settings)
-    done = retention.clean(settings, leftovers=True, at=now() + LATER)
-    assert bool(UploadedCheckpoints(store, row.id).note()) == stay and bool(done["leftovers"].count) != stay
+    removed = retention.clean(settings, leftovers=True, at=now() + LATER)
+    assert bool(UploadedCheckpoints(store, row.id).note()) == stay and bool(removed["leftovers"].count) != stay
     assert not list(store.names(UploadedCheckpoints(store, row.id).prefix)) or stay, "whole or not at all"
     here = retention.states_of(settings.home / "checkpoints" / row.id)
     assert bool(here) == (stay or state == "SUCCEEDED"), "the home's rule"
     if published:
         with db.reading(settings) as session:
-            kept = stored.stored_entry(session, row.id)
-        assert "model.safetensors" in store.listed(f"checkpoints/{row.id}", kept.key)
+            entry = stored.stored_entry(session, row.id)
+        assert "model.safetensors" in store.listed(f"checkpoints/{row.id}", entry.key)
 
 
 def test_states_stay_for_good_where_the_rule_says_so(settings: Settings, trained: Callable[..., Checkpoint]) -> None:
@@ -151,7 +152,7 @@ def test_states_of_a_training_that_is_retried_meanwhile_stay(
 
 def test_what_only_the_store_has_is_neither_damaged_nor_forgotten(settings: Settings, tmp_path: Path) -> None:
     row = data_set(settings, "three")
-    deliver(settings, row)
+    upload(settings, row)
     other = replace(settings, home=tmp_path / "other")
     other.home.mkdir()
     (finding,) = verify.check(other)

@@ -1,4 +1,4 @@
-"""speculoos verify and the files part of doctor: what is damaged, and what to do about it."""
+"""speculoos verify and the check of files by doctor: they report damage and what to do about it."""
 
 import json
 from pathlib import Path
@@ -28,32 +28,32 @@ def folder(home: Settings, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.
     add_answers(home, base_id)
     base = load_base(folder)
     heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
-    made = save_draft(home.home / "checkpoints" / "heads" / "attempt-1" / "final", heads, {})
-    with writing(home) as rows:
-        sha256 = file_sha256(made / WEIGHTS)
-        row = Checkpoint(name="heads", method="medusa", base_id=base_id, state="ready", path=str(made), sha256=sha256)
-        rows.add(row)
+    saved = save_draft(home.home / "checkpoints" / "heads" / "attempt-1" / "final", heads, {})
+    with writing(home) as session:
+        sha256 = file_sha256(saved / WEIGHTS)
+        row = Checkpoint(name="heads", method="medusa", base_id=base_id, state="ready", path=str(saved), sha256=sha256)
+        session.add(row)
     return folder
 
 
-def verify(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
+def verify(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
     capsys.readouterr()
-    code = main(["verify", *words, "--json"])
+    code = main(["verify", *arguments, "--json"])
     return code, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
-def damaged(found: dict) -> dict[str, dict]:
-    return {one["name"]: one["damage"] for one in found["things"] if not one["ok"]}
+def damaged(report: dict) -> dict[str, dict]:
+    return {thing["name"]: thing["damage"] for thing in report["things"] if not thing["ok"]}
 
 
-def test_everything_whole_is_said_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undamaged_files_are_listed_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         *("ok  model tiny", "ok  draft tiny@heads", "ok  dataset answers", "3 checked, none damaged.")
     ]
 
 
-def test_what_is_damaged_is_named_with_what_to_do(
+def test_damaged_files_are_listed_with_a_remedy(
     folder: Path, home: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (weights,) = (home.home / "checkpoints").rglob(WEIGHTS)
@@ -62,14 +62,14 @@ def test_what_is_damaged_is_named_with_what_to_do(
     flip(folder / WEIGHTS)
     flip(weights)
     shard.write_text("".join(shard.read_text().splitlines(keepends=True)[:10]))
-    code, found = verify(capsys)
-    assert code == 1 and found["healthy"] is False and found["checked"] == 3
-    assert damaged(found) == {
+    code, report = verify(capsys)
+    assert code == 1 and report["healthy"] is False and report["checked"] == 3
+    assert damaged(report) == {
         "tiny": {"the weights": "changed: its sha256 differs from the added model's"},
         "tiny@heads": {WEIGHTS: "is damaged (its sha256 differs from SHA256SUMS)"},
         "answers": {"dataset.json": "counts 40 rows, the shards hold 10"},
     }
-    assert all(one["mend"] for one in found["things"])
+    assert all(thing["mend"] for thing in report["things"])
     part = doctor(home, ["files"])["files"]
     assert not part.ok and "model tiny in" in part.detail and "And 2 more" in part.detail and "verify" in part.hint
     assert damaged(verify(capsys, "tiny@heads")[1]).keys() == {"tiny@heads"}
@@ -79,7 +79,7 @@ def test_what_is_damaged_is_named_with_what_to_do(
 def test_only_verify_sees_damage_that_keeps_the_time(
     folder: Path, home: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A disk that loses a bit does not tell the file's time."""
+    """A bit that flips on the disk does not change the file's time."""
     import os
 
     assert verify(capsys)[0] == 0
@@ -88,7 +88,7 @@ def test_only_verify_sees_damage_that_keeps_the_time(
     os.utime(folder / WEIGHTS, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert doctor(home, ["files"])["files"].ok
     assert damaged(verify(capsys)[1]).keys() == {"tiny"}
-    assert not doctor(home, ["files"])["files"].ok  # which now knows
+    assert not doctor(home, ["files"])["files"].ok  # doctor reports it after verify has found it
 
 
 def test_lost_folders_are_damage(folder: Path, home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,15 +99,15 @@ def test_lost_folders_are_damage(folder: Path, home: Settings, capsys: pytest.Ca
     assert damaged(verify(capsys)[1]).keys() == {"tiny", "tiny@heads", "answers"}
 
 
-@pytest.mark.parametrize("place", ["base", "draft"])
+@pytest.mark.parametrize("part", ["base", "draft"])
 def test_the_command_line_refuses_a_damaged_model_in_one_sentence(
-    folder: Path, home: Settings, capsys: pytest.CaptureFixture[str], place: str, tmp_path: Path
+    folder: Path, home: Settings, capsys: pytest.CaptureFixture[str], part: str, tmp_path: Path
 ) -> None:
     (weights,) = (home.home / "checkpoints").rglob(WEIGHTS)
-    flip(folder / WEIGHTS if place == "base" else weights)
+    flip(folder / WEIGHTS if part == "base" else weights)
     assert main(["generate", "--model", "tiny@heads", "--prompt", "a fox", "--max-tokens", "4"]) == 1
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert ("the weights changed" if place == "base" else "is damaged") in said and "speculoos verify" in said
-    if place == "draft":
+    stderr = capsys.readouterr().err.strip().splitlines()[-1]
+    assert ("the weights changed" if part == "base" else "is damaged") in stderr and "speculoos verify" in stderr
+    if part == "draft":
         assert main(["export", "tiny@heads", "-o", str(tmp_path / "out.zip")]) == 1
         assert "'heads' is damaged" in capsys.readouterr().err and not (tmp_path / "out.zip").exists()

@@ -1,4 +1,4 @@
-"""A real inference server on a free port, with a tiny base that says emoji and heads that are always right."""
+"""A real inference server on a free port, with a tiny base that generates an emoji and heads that are always right."""
 
 import os
 import socket
@@ -30,50 +30,50 @@ from tracking.db import writing
 from tracking.tables import Base, Checkpoint
 
 TOKEN = "test-token"
-SAYING = "\U0001f600 the quick brown fox jumps over"  # the emoji is four tokens
+CYCLE_TEXT = "\U0001f600 the quick brown fox jumps over"  # the emoji is four tokens
 HEADS = 3
 
 
 def cycle_of(tokenizer: Any) -> dict[int, int]:
-    """Successors: `SAYING` again and again, reached from the line break that ends a prompt."""
-    ids = tokenizer.encode(SAYING, add_special_tokens=False)
+    """The successor of each token: `CYCLE_TEXT` repeats, and starts after the line break that ends a prompt."""
+    ids = tokenizer.encode(CYCLE_TEXT, add_special_tokens=False)
     assert len(set(ids)) == len(ids), "each token needs one successor"
-    after = {tokenizer.encode("\n", add_special_tokens=False)[-1]: ids[0]}
-    return after | dict(zip(ids, [*ids[1:], ids[0]], strict=True))
+    successors = {tokenizer.encode("\n", add_special_tokens=False)[-1]: ids[0]}
+    return successors | dict(zip(ids, [*ids[1:], ids[0]], strict=True))
 
 
 def make_cycle_base(folder: Path, seed: int = 0) -> Path:
     """A tiny llama whose layers add nothing and whose head names the successor of the last token."""
     make_tiny_base(folder, seed=seed, hidden_size=64, tie_word_embeddings=False, max_position_embeddings=8192)
     base = load_base(folder)
-    after = cycle_of(base.tokenizer)
+    successors = cycle_of(base.tokenizer)
     with torch.no_grad():
         for name, weight in base.model.named_parameters():
             if "o_proj" in name or "down_proj" in name:
                 weight.zero_()
-        point_to(base.lm_head.weight, base.embed_tokens.weight, after, 1)
+        point_to(base.lm_head.weight, base.embed_tokens.weight, successors, 1)
     base.model.save_pretrained(folder)
     return folder
 
 
-def point_to(head: torch.Tensor, embedding: torch.Tensor, after: dict[int, int], steps: int) -> None:
+def point_to(head: torch.Tensor, embedding: torch.Tensor, successors: dict[int, int], steps: int) -> None:
     """Make `head` [V, H] name the token `steps` successors after the one whose embedding it sees."""
     head.zero_()
     for token in range(embedding.shape[0]):
-        wanted = token
+        successor = token
         for _ in range(steps):
-            wanted = after.get(wanted, wanted)
-        head[wanted] += embedding[token] / embedding[token].norm()
+            successor = successors.get(successor, successor)
+        head[successor] += embedding[token] / embedding[token].norm()
 
 
 def make_heads(folder: Path, base_folder: Path, base_sha256: str = "", wrong: bool = False) -> Path:
-    """Medusa heads for the cycle base: always right, or never."""
+    """Medusa heads for the cycle base: always right, or always wrong."""
     base = load_base(base_folder)
     heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, HEADS), base)
-    after = cycle_of(base.tokenizer)
+    successors = cycle_of(base.tokenizer)
     with torch.no_grad():
         for i, head in enumerate(heads.lm_heads):
-            point_to(head.weight, base.embed_tokens.weight, after, i + 2 + (3 if wrong else 0))
+            point_to(head.weight, base.embed_tokens.weight, successors, i + 2 + (3 if wrong else 0))
     return save_draft(folder, heads, {"base": "cycle", "base_sha256": base_sha256})
 
 
@@ -93,24 +93,24 @@ class Served:
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers=self.headers, timeout=120, **options)
 
-    def ask(self, model: str = "cycle", text: str = "Say it", **parameters: Any) -> dict[str, Any]:
+    def chat_request(self, model: str = "cycle", text: str = "Say it", **parameters: Any) -> dict[str, Any]:
         return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 40, **parameters}
 
     def wait_idle(self, seconds: float = 90) -> None:
         until(lambda: not self.engine.queue.busy and not self.engine.queue.waiting, seconds)
 
 
-def until(holds: Any, seconds: float = 90) -> None:
-    """Wait until `holds()`; fail after `seconds`."""
+def until(condition: Any, seconds: float = 90) -> None:
+    """Wait until `condition()` is true; fail after `seconds`."""
     end = time.monotonic() + seconds
-    while not holds():
+    while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        return made.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
@@ -136,10 +136,10 @@ def register(settings: Settings, root: Path) -> None:
         session.add_all([cycle, second, Base(name="unready", source="folder", location="x")])
         session.flush()
         for name in ("right", "wrong"):
-            made = file_sha256(root / name / WEIGHTS)
+            sha256 = file_sha256(root / name / WEIGHTS)
             session.add(
                 Checkpoint(
-                    name=name, method="medusa", state="ready", base_id=cycle.id, path=str(root / name), sha256=made
+                    name=name, method="medusa", state="ready", base_id=cycle.id, path=str(root / name), sha256=sha256
                 )
             )
         session.add(Checkpoint(name="unready", method="medusa", base_id=cycle.id))
@@ -147,7 +147,7 @@ def register(settings: Settings, root: Path) -> None:
 
 @pytest.fixture(scope="session")
 def served(model_files: Path, tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator[Served]:
-    """One server for all tests of this room that do not need their own."""
+    """One server for all tests of this folder that do not need their own."""
     home = tmp_path_factory.mktemp("home")
     yield from serve(home, model_files, databases.url())
 

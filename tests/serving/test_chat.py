@@ -1,4 +1,4 @@
-"""OpenAI's protocol, spoken by httpx as curl would and by OpenAI's own client; the trace in every chunk."""
+"""OpenAI's protocol, with requests of httpx and of OpenAI's own client; the trace in every chunk."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from speculoos.other_work import OtherCpuLoad
-from tests.serving.conftest import HEADS, SAYING, TOKEN, Served, until
+from tests.serving.conftest import CYCLE_TEXT, HEADS, TOKEN, Served, until
 
 pytestmark = pytest.mark.integration
 
@@ -18,11 +18,11 @@ def stream(served: Served, **parameters: Any) -> list[dict[str, Any]]:
     """Chunks of a streamed completion, `data:` lines parsed."""
     with (
         served.client() as client,
-        client.stream("POST", "/v1/chat/completions", json=served.ask(stream=True, **parameters)) as answer,
+        client.stream("POST", "/v1/chat/completions", json=served.chat_request(stream=True, **parameters)) as response,
     ):
-        assert answer.status_code == 200, answer.read()
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in answer.iter_lines() if line]
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
@@ -33,20 +33,20 @@ def content(chunks: list[dict[str, Any]]) -> str:
 
 def complete(served: Served, **parameters: Any) -> dict[str, Any]:
     with served.client() as client:
-        answer = client.post("/v1/chat/completions", json=served.ask(**parameters))
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+        response = client.post("/v1/chat/completions", json=served.chat_request(**parameters))
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def test_a_whole_answer_has_openais_shape_and_our_summary(served: Served) -> None:
-    answer = complete(served)
-    assert answer["object"] == "chat.completion" and answer["model"] == "cycle"
-    choice = answer["choices"][0]
+    response = complete(served)
+    assert response["object"] == "chat.completion" and response["model"] == "cycle"
+    choice = response["choices"][0]
     assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "length"
-    assert choice["message"]["content"].startswith(SAYING + SAYING)
-    assert answer["usage"]["completion_tokens"] == 40
-    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + 40
-    summary = answer["speculation_summary"]
+    assert choice["message"]["content"].startswith(CYCLE_TEXT + CYCLE_TEXT)
+    assert response["usage"]["completion_tokens"] == 40
+    assert response["usage"]["total_tokens"] == response["usage"]["prompt_tokens"] + 40
+    summary = response["speculation_summary"]
     assert summary["drafter"] == "none" and summary["tokens"] == 40 and summary["tokens_per_second"] > 0
     assert "Speculation is off" in summary["notices"][0]
 
@@ -67,11 +67,14 @@ def test_streamed_text_is_the_whole_text_with_no_broken_emoji(served: Served) ->
     for model in ("cycle", "cycle@right", "cycle@wrong"):
         chunks = stream(served, model=model)
         assert content(chunks) == complete(served, model=model)["choices"][0]["message"]["content"]
-        assert content(chunks).startswith(SAYING + SAYING) and "\ufffd" not in content(chunks)[: 2 * len(SAYING)]
+        assert (
+            content(chunks).startswith(CYCLE_TEXT + CYCLE_TEXT)
+            and "\ufffd" not in content(chunks)[: 2 * len(CYCLE_TEXT)]
+        )
 
 
 @pytest.mark.parametrize("model", ["cycle", "cycle@right"])
-def test_token_ids_are_said_when_asked_for_whole_and_streamed(served: Served, model: str) -> None:
+def test_token_ids_are_returned_on_request_whole_and_streamed(served: Served, model: str) -> None:
     whole = complete(served, model=model, return_token_ids=True)
     chunks = stream(served, model=model, return_token_ids=True)
     choice = whole["choices"][0]
@@ -93,7 +96,7 @@ def test_speculation_changes_the_speed_and_never_the_text(served: Served) -> Non
     assert right["mean_accepted_length"] == HEADS + 1 and right["acceptance_by_depth"] == [1.0] * HEADS
 
 
-def test_the_last_chunk_has_the_reason_the_summary_and_usage_when_asked(served: Served) -> None:
+def test_the_last_chunk_has_the_reason_the_summary_and_usage_on_request(served: Served) -> None:
     without = stream(served)
     assert without[-1]["choices"][0]["finish_reason"] == "length"
     assert without[-1]["speculation_summary"]["tokens"] == 40
@@ -109,12 +112,12 @@ def test_typical_acceptance_is_called_lossy_in_the_answer_and_takes_its_threshol
     typical = complete(served, model="cycle@right", temperature=0.7, speculation=rule)["speculation_summary"]
     assert any("lossy" in notice for notice in typical["notices"])
     with served.client() as client:
-        wrong = served.ask(model="cycle@right", speculation={**rule, "epsilon": 2})
-        answer = client.post("/v1/chat/completions", json=wrong)
-    assert answer.status_code == 400 and "epsilon: expected" in answer.json()["error"]["message"]
+        wrong = served.chat_request(model="cycle@right", speculation={**rule, "epsilon": 2})
+        response = client.post("/v1/chat/completions", json=wrong)
+    assert response.status_code == 400 and "epsilon: expected" in response.json()["error"]["message"]
 
 
-def test_a_mismatched_base_is_said_in_the_notices(served: Served) -> None:
+def test_a_mismatched_base_is_named_in_the_notices(served: Served) -> None:
     assert complete(served, model="cycle@right")["speculation_summary"]["notices"] == []
     notices = complete(served, model="cycle@wrong")["speculation_summary"]["notices"]
     assert any("trained on a base with weights" in notice for notice in notices)
@@ -132,10 +135,10 @@ def test_the_speedup_names_the_plain_answer_it_is_measured_against(served: Serve
 
 
 def test_stop_strings_end_the_answer_and_are_left_out(served: Served) -> None:
-    answer = complete(served, model="cycle@right", stop=[" fox"])
-    assert answer["choices"][0]["message"]["content"] == SAYING.partition(" fox")[0]
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    assert content(stream(served, model="cycle@right", stop=" fox")) == SAYING.partition(" fox")[0]
+    response = complete(served, model="cycle@right", stop=[" fox"])
+    assert response["choices"][0]["message"]["content"] == CYCLE_TEXT.partition(" fox")[0]
+    assert response["choices"][0]["finish_reason"] == "stop"
+    assert content(stream(served, model="cycle@right", stop=" fox")) == CYCLE_TEXT.partition(" fox")[0]
 
 
 def test_max_completion_tokens_goes_before_max_tokens(served: Served) -> None:
@@ -159,28 +162,30 @@ def test_drafters_can_be_chosen_per_request(served: Served) -> None:
     assert chain[2]["speculation"]["draft"]["depths"] == [1, 2]
 
 
-def test_a_tree_may_be_given_in_words_and_the_models_probabilities_asked_for(served: Served) -> None:
-    asked = {"tree": "chain 2", "probabilities": True}
+def test_a_tree_can_be_named_and_probabilities_can_be_requested(served: Served) -> None:
+    options = {"tree": "chain 2", "probabilities": True}
     records = [
-        chunk["speculation"] for chunk in stream(served, model="cycle@right", speculation=asked) if chunk["choices"]
+        chunk["speculation"] for chunk in stream(served, model="cycle@right", speculation=options) if chunk["choices"]
     ]
     drafted = [record["draft"] for record in records if record["kind"] == "verify"]
     assert all(draft["depths"] == [1, 2][: len(draft["depths"])] for draft in drafted)
     assert all(0.5 < p <= 1 for draft in drafted for p in draft["probs"]) and drafted[0]["probs"]
-    plainly = [c["speculation"]["draft"] for c in stream(served, model="cycle@right") if c["choices"]]
-    assert all("probs" not in draft for draft in plainly)
-    summary = complete(served, model="cycle@right", speculation=asked)["speculation_summary"]
+    plain = [c["speculation"]["draft"] for c in stream(served, model="cycle@right") if c["choices"]]
+    assert all("probs" not in draft for draft in plain)
+    summary = complete(served, model="cycle@right", speculation=options)["speculation_summary"]
     assert any("probabilities" in notice for notice in summary["notices"])
 
 
-@pytest.mark.parametrize(("tree", "why"), [("fast", "chain 4"), ("chain 40", "40 deep"), ("tree 99x99", "leaves")])
-def test_a_tree_in_words_that_is_none_is_refused(served: Served, tree: str, why: str) -> None:
+@pytest.mark.parametrize(("tree", "message"), [("fast", "chain 4"), ("chain 40", "40 deep"), ("tree 99x99", "leaves")])
+def test_an_invalid_name_of_a_tree_is_refused(served: Served, tree: str, message: str) -> None:
     with served.client() as client:
-        answer = client.post("/v1/chat/completions", json=served.ask(model="cycle@right", speculation={"tree": tree}))
-    assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+        response = client.post(
+            "/v1/chat/completions", json=served.chat_request(model="cycle@right", speculation={"tree": tree})
+        )
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
-def test_typical_acceptance_at_temperature_0_says_that_it_is_exact(served: Served) -> None:
+def test_typical_acceptance_at_temperature_0_has_a_notice_that_it_is_exact(served: Served) -> None:
     summary = complete(served, model="cycle@right", speculation={"acceptance": "typical"})["speculation_summary"]
     assert [notice for notice in summary["notices"] if "exactly the model's own" in notice]
 
@@ -198,7 +203,7 @@ def test_the_second_turn_of_a_chat_reuses_the_first(served: Served) -> None:
     assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
 
 
-def test_models_lists_what_is_ready_and_each_can_be_asked_for(served: Served) -> None:
+def test_models_lists_what_is_ready_and_each_can_be_read(served: Served) -> None:
     with served.client() as client:
         names = [model["id"] for model in client.get("/v1/models").json()["data"]]
         assert names == ["cycle", "cycle@right", "cycle@wrong", "org/cycle2"]
@@ -211,11 +216,11 @@ def test_models_lists_what_is_ready_and_each_can_be_asked_for(served: Served) ->
 def test_openais_client_gets_whole_and_streamed_answers(served: Served) -> None:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key=TOKEN) as client:
         assert [m.id for m in client.models.list()][:2] == ["cycle", "cycle@right"]
-        asked: Any = {"model": "cycle@right", "messages": [{"role": "user", "content": "Say it"}], "max_tokens": 40}
-        whole = client.chat.completions.create(**asked, extra_body={"speculation": {"tree": [[0], [0, 0]]}})
+        request: Any = {"model": "cycle@right", "messages": [{"role": "user", "content": "Say it"}], "max_tokens": 40}
+        whole = client.chat.completions.create(**request, extra_body={"speculation": {"tree": [[0], [0, 0]]}})
         text, indices, usage = "", [], None
         options = {"include_usage": True}
-        for chunk in client.chat.completions.create(**asked, stream=True, stream_options=options):
+        for chunk in client.chat.completions.create(**request, stream=True, stream_options=options):
             usage = chunk.usage or usage
             if chunk.choices:
                 text += chunk.choices[0].delta.content or ""
@@ -226,25 +231,25 @@ def test_openais_client_gets_whole_and_streamed_answers(served: Served) -> None:
 
 
 def test_openais_client_raises_its_own_errors(served: Served) -> None:
-    asked: Any = {"messages": [{"role": "user", "content": "x"}]}
+    request: Any = {"messages": [{"role": "user", "content": "x"}]}
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key=TOKEN, max_retries=0) as client:
         with pytest.raises(openai.NotFoundError) as missing:
-            client.chat.completions.create(model="nothing", **asked)
+            client.chat.completions.create(model="nothing", **request)
         assert missing.value.code == "model_not_found" and missing.value.param == "model"
         with pytest.raises(openai.BadRequestError):
-            client.chat.completions.create(model="cycle", n=2, **asked)
+            client.chat.completions.create(model="cycle", n=2, **request)
     with (
-        openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0) as stranger,
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0) as unauthenticated,
         pytest.raises(openai.AuthenticationError),
     ):
-        stranger.chat.completions.create(model="cycle", **asked)
+        unauthenticated.chat.completions.create(model="cycle", **request)
 
 
 def test_closing_the_stream_stops_the_generation(served: Served) -> None:
     with served.client() as client:
-        asked = served.ask(stream=True, max_tokens=8000)
-        with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
-            lines = answer.iter_lines()  # kept: dropping it closes the stream
+        request = served.chat_request(stream=True, max_tokens=8000)
+        with client.stream("POST", "/v1/chat/completions", json=request) as response:
+            lines = response.iter_lines()  # a reference is kept: without it the stream is closed
             next(lines)
             assert served.engine.queue.busy
         served.wait_idle(seconds=20)
@@ -252,24 +257,24 @@ def test_closing_the_stream_stops_the_generation(served: Served) -> None:
 
 def test_a_client_that_gives_up_waiting_stops_the_generation(served: Served) -> None:
     with served.client() as client, pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/chat/completions", json=served.ask(max_tokens=8000), timeout=0.5)
+        client.post("/v1/chat/completions", json=served.chat_request(max_tokens=8000), timeout=0.5)
     served.wait_idle(seconds=20)
 
 
 def test_many_clients_at_once_each_get_their_own_answer(served: Served) -> None:
-    asked = [("cycle", 11), ("cycle@right", 12), ("org/cycle2", 13), ("cycle@wrong", 14)] * 3
+    requests = [("cycle", 11), ("cycle@right", 12), ("org/cycle2", 13), ("cycle@wrong", 14)] * 3
     answers: dict[int, dict[str, Any]] = {}
 
-    def ask(place: int) -> None:
-        model, count = asked[place]
-        answers[place] = complete(served, model=model, max_tokens=count)
+    def send(index: int) -> None:
+        model, count = requests[index]
+        answers[index] = complete(served, model=model, max_tokens=count)
 
-    threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(asked))]
+    threads = [threading.Thread(target=send, args=(index,)) for index in range(len(requests))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for place, (model, count) in enumerate(asked):
-        assert answers[place]["model"] == model and answers[place]["usage"]["completion_tokens"] == count
-        assert answers[place]["choices"][0]["message"]["content"].startswith("\U0001f600")
+    for index, (model, count) in enumerate(requests):
+        assert answers[index]["model"] == model and answers[index]["usage"]["completion_tokens"] == count
+        assert answers[index]["choices"][0]["message"]["content"].startswith("\U0001f600")
     until(lambda: not served.engine.queue.busy)

@@ -1,4 +1,4 @@
-"""Clients of the API: keys that are made, used and revoked; turns that are taken; places that end with a connection."""
+"""Clients of the API: keys are created, used and revoked; clients take turns; a closed connection frees its place."""
 
 import asyncio
 import json
@@ -29,12 +29,12 @@ LIMIT = 8
 
 @pytest.fixture(scope="module")
 def small(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server in which LIMIT requests of a client may wait."""
+    """A server where at most LIMIT requests of a client may wait."""
     yield from serve(tmp_path_factory.mktemp("home"), model_files, max_per_client=LIMIT, max_waiting=4 * LIMIT)
 
 
 class Held:
-    """The device of a server, held until the block ends."""
+    """Keeps the device of a server busy until the block ends."""
 
     def __init__(self, served: Served):
         self.served, self.gate = served, threading.Event()
@@ -61,71 +61,71 @@ def bearer(secret: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_clients_that_left_do_not_keep_their_places(small: Served, streaming: bool) -> None:
-    """More than there are places, each given up while it waits; then another is not refused."""
+    """More requests than places are abandoned while they wait; then another one is not refused."""
 
     async def abandon() -> None:
-        asked = small.ask(stream=streaming, max_tokens=3)
+        request = small.chat_request(stream=streaming, max_tokens=3)
         async with httpx.AsyncClient(base_url=small.url, headers=small.headers, timeout=120) as client:
-            waiting = [asyncio.create_task(client.post("/v1/chat/completions", json=asked)) for _ in range(LIMIT)]
+            waiting = [asyncio.create_task(client.post("/v1/chat/completions", json=request)) for _ in range(LIMIT)]
             await asyncio.to_thread(until, lambda: small.engine.queue.waiting == LIMIT)
-            refused = await client.post("/v1/chat/completions", json=asked)
+            refused = await client.post("/v1/chat/completions", json=request)
             assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
             assert "as many of your requests" in refused.json()["error"]["message"]
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    with Held(small) as held:
+    with Held(small) as device:
         run_async(abandon())
         until(lambda: not small.engine.queue.waiting, 30)
         assert small.engine.queue.busy, "the device was busy all the time"
         answers: list[int] = []
-        asking = threading.Thread(
+        sender = threading.Thread(
             target=lambda: answers.append(
-                small.client().post("/v1/chat/completions", json=small.ask(max_tokens=3)).status_code
+                small.client().post("/v1/chat/completions", json=small.chat_request(max_tokens=3)).status_code
             )
         )
-        asking.start()
+        sender.start()
         until(lambda: small.engine.queue.waiting == 1)
-        held.gate.set()
-        asking.join(120)
+        device.gate.set()
+        sender.join(120)
     assert answers == [200]
 
 
 def test_a_client_with_many_requests_does_not_make_another_wait_for_all(small: Served) -> None:
-    """Two keys, eight requests against one that comes last; and the pages beside them."""
+    """One key sends eight requests, another one sends the last one, and the web pages start a run."""
     greedy, modest = make_key(small, "greedy"), make_key(small, "modest")
     order: list[str] = []
 
-    def ask(name: str, secret: str) -> None:
+    def send(name: str, secret: str) -> None:
         with httpx.Client(base_url=small.url, headers=bearer(secret), timeout=120) as client:
-            assert client.post("/v1/chat/completions", json=small.ask(max_tokens=30)).status_code == 200
+            assert client.post("/v1/chat/completions", json=small.chat_request(max_tokens=30)).status_code == 200
         order.append(name)
 
-    with Held(small) as held:
-        threads = [threading.Thread(target=ask, args=("greedy", greedy)) for _ in range(LIMIT)]
+    with Held(small) as device:
+        threads = [threading.Thread(target=send, args=("greedy", greedy)) for _ in range(LIMIT)]
         for thread in threads:
             thread.start()
         until(lambda: small.engine.queue.waiting == LIMIT)
-        threads.append(threading.Thread(target=ask, args=("modest", modest)))
+        threads.append(threading.Thread(target=send, args=("modest", modest)))
         threads[-1].start()
         until(lambda: small.engine.queue.waiting == LIMIT + 1)
         assert small.engine.queue.waiting_clients == 2
         run_id = make_run(small, max_tokens=3)
         assert post(small, run_id).status_code == 202, "one client's many requests refuse nobody else"
         until(lambda: small.engine.queue.waiting_clients == 3)
-        held.gate.set()
+        device.gate.set()
         for thread in threads:
             thread.join(120)
     assert order.index("modest") <= 2 and len(order) == LIMIT + 1
 
 
-def test_a_key_opens_what_the_token_opens_until_it_is_revoked(small: Served) -> None:
+def test_a_key_grants_the_access_of_the_token_until_it_is_revoked(small: Served) -> None:
     secret = make_key(small, "laptop")
     assert secret.startswith("sk-speculoos-") and len(secret) > 50
     with httpx.Client(base_url=small.url, headers=bearer(secret), timeout=60) as client:
         assert client.get("/v1/models").status_code == 200
-        assert client.post("/v1/chat/completions", json=small.ask(max_tokens=3)).status_code == 200
+        assert client.post("/v1/chat/completions", json=small.chat_request(max_tokens=3)).status_code == 200
         with writing(small.settings) as db:
             keys.revoke(db, "laptop")
         until(lambda: client.get("/v1/models").status_code == 401, 30)
@@ -141,13 +141,13 @@ def test_a_key_opens_what_the_token_opens_until_it_is_revoked(small: Served) -> 
 
 
 @pytest.mark.parametrize("secret", ["sk-speculoos-wrong", "sk-speculoos-", "sk-speculoos-\xe4", "wrong"])
-def test_a_key_that_is_none_is_refused(small: Served, secret: str) -> None:
+def test_an_invalid_key_is_refused(small: Served, secret: str) -> None:
     headers = {b"Authorization": f"Bearer {secret}".encode("latin-1")}
-    answer = httpx.get(f"{small.url}/v1/models", headers=headers)
-    assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+    response = httpx.get(f"{small.url}/v1/models", headers=headers)
+    assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_only_a_hash_of_a_key_is_kept(small: Served) -> None:
+def test_only_a_hash_of_a_key_is_stored(small: Served) -> None:
     secret = make_key(small, "hashed")
     with reading(small.settings) as db:
         row = db.query(ApiKey).filter_by(name="hashed").one()
@@ -157,11 +157,11 @@ def test_only_a_hash_of_a_key_is_kept(small: Served) -> None:
 
 
 def test_the_use_of_a_key_is_written_once_a_minute(small: Served) -> None:
-    secret, known = make_key(small, "busy"), ApiKeys(small.settings)
+    secret, api_keys = make_key(small, "busy"), ApiKeys(small.settings)
 
     def used() -> Any:
-        known.find(secret)
-        known.store_uses()
+        api_keys.find(secret)
+        api_keys.store_uses()
         with reading(small.settings) as db:
             return db.query(ApiKey).filter_by(name="busy").one().last_used_at
 
@@ -175,12 +175,12 @@ def test_the_use_of_a_key_is_written_once_a_minute(small: Served) -> None:
 def test_a_key_cannot_be_checked_while_the_database_is_away_and_the_token_can(
     small: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise Unavailable("The database is away.")
 
-    monkeypatch.setattr(keys, "find_live", away)
-    answer = httpx.get(f"{small.url}/v1/models", headers=bearer("sk-speculoos-x"))
-    assert answer.status_code == 503 and answer.json()["error"]["message"] == "The database is away."
+    monkeypatch.setattr(keys, "find_live", fail)
+    response = httpx.get(f"{small.url}/v1/models", headers=bearer("sk-speculoos-x"))
+    assert response.status_code == 503 and response.json()["error"]["message"] == "The database is away."
     assert httpx.get(f"{small.url}/v1/models", headers=bearer(TOKEN)).status_code == 200
 
 
@@ -200,24 +200,24 @@ def test_names_of_keys(home: Settings) -> None:
 
 
 def test_keys_on_the_command_line(home: Settings, capsys: pytest.CaptureFixture) -> None:
-    def run(*words: str) -> Any:
-        assert main(["keys", *words, "--json"]) == 0
+    def run(*arguments: str) -> Any:
+        assert main(["keys", *arguments, "--json"]) == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
-    made = run("add", "script")
-    assert made["key"].startswith(made["hint"]) and "sha256" not in made
+    key = run("add", "script")
+    assert key["key"].startswith(key["hint"]) and "sha256" not in key
     (listed,) = run("list")
     assert listed["name"] == "script" and "key" not in listed and listed["last_used_at"] is None
-    assert ApiKeys(home).find(made["key"]) == made["id"]
+    assert ApiKeys(home).find(key["key"]) == key["id"]
     assert run("revoke", "script")["revoked_at"] and run("list") == []
-    assert run("list", "--revoked")[0]["id"] == made["id"]
-    assert ApiKeys(home).find(made["key"]) == ""
+    assert run("list", "--revoked")[0]["id"] == key["id"]
+    assert ApiKeys(home).find(key["key"]) == ""
 
     assert main(["keys", "add", "people"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("sk-speculoos-") and "not be shown again" in said.err
+    captured = capsys.readouterr()
+    assert captured.out.startswith("sk-speculoos-") and "not be shown again" in captured.err
     assert main(["keys"]) == 0
     table = capsys.readouterr().out
-    assert "people" in table and "never" in table and said.out.strip() not in table
+    assert "people" in table and "never" in table and captured.out.strip() not in table
     assert main(["keys", "revoke", "nobody"]) == NotFound("").exit_code
     assert "no live key 'nobody'" in capsys.readouterr().err

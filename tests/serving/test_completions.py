@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from serving.protocol import MAX_DRAFT_TOKENS, MAX_TEXT
-from tests.serving.conftest import SAYING, TOKEN, Served
+from tests.serving.conftest import CYCLE_TEXT, TOKEN, Served
 from tests.serving.test_chat import stream as chat_stream
 from tests.serving.test_refusals import refused
 
@@ -16,25 +16,25 @@ pytestmark = pytest.mark.integration
 PROMPT = "Say it\n"
 
 
-def ask(model: str = "cycle", **parameters: Any) -> dict[str, Any]:
+def completion_request(model: str = "cycle", **parameters: Any) -> dict[str, Any]:
     return {"model": model, "prompt": PROMPT, "max_tokens": 40, "return_token_ids": True, **parameters}
 
 
 def complete(served: Served, **parameters: Any) -> dict[str, Any]:
     with served.client() as client:
-        answer = client.post("/v1/completions", json=ask(**parameters))
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+        response = client.post("/v1/completions", json=completion_request(**parameters))
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def test_a_text_its_ids_and_a_list_of_one_prompt_are_continued_alike(served: Served) -> None:
-    answer = complete(served)
-    choice = answer["choices"][0]
-    assert answer["object"] == "text_completion" and answer["id"].startswith("cmpl-")
-    assert choice["text"].startswith(SAYING + SAYING) and choice["finish_reason"] == "length"
-    assert choice["logprobs"] is None and len(choice["token_ids"]) == answer["usage"]["completion_tokens"] == 40
+    response = complete(served)
+    choice = response["choices"][0]
+    assert response["object"] == "text_completion" and response["id"].startswith("cmpl-")
+    assert choice["text"].startswith(CYCLE_TEXT + CYCLE_TEXT) and choice["finish_reason"] == "length"
+    assert choice["logprobs"] is None and len(choice["token_ids"]) == response["usage"]["completion_tokens"] == 40
     ids = choice["prompt_token_ids"]
-    assert len(ids) == answer["usage"]["prompt_tokens"]
+    assert len(ids) == response["usage"]["prompt_tokens"]
     for prompt in (ids, [PROMPT], [ids]):
         again = complete(served, prompt=prompt)["choices"][0]
         assert (again["text"], again["prompt_token_ids"]) == (choice["text"], ids)
@@ -42,11 +42,11 @@ def test_a_text_its_ids_and_a_list_of_one_prompt_are_continued_alike(served: Ser
 
 def test_openais_client_gets_whole_and_streamed_completions(served: Served) -> None:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key=TOKEN) as client:
-        asked: Any = {"model": "cycle@right", "prompt": PROMPT, "max_tokens": 40, "stop": [" over"]}
-        whole = client.completions.create(**asked)
-        chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+        request: Any = {"model": "cycle@right", "prompt": PROMPT, "max_tokens": 40, "stop": [" over"]}
+        whole = client.completions.create(**request)
+        chunks = list(client.completions.create(**request, stream=True, stream_options={"include_usage": True}))
     text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
-    assert text == whole.choices[0].text == SAYING.partition(" over")[0]
+    assert text == whole.choices[0].text == CYCLE_TEXT.partition(" over")[0]
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert chunks[0].speculation["kind"] == "prefill" and {chunk.object for chunk in chunks} == {"text_completion"}
@@ -63,9 +63,9 @@ def test_draft_tokens_are_verified_in_one_forward_and_change_no_token(served: Se
     plain = complete(served)["choices"][0]
     ids = plain["token_ids"]
     for sent, accepted in ((ids, 40), ([*ids[:25], ids[24], *ids[26:]], 25), (ids[1:], 0), (ids[:1], 1)):
-        answer = complete(served, model=model, draft_tokens=sent)
-        summary, details = answer["speculation_summary"], answer["usage"]["completion_tokens_details"]
-        assert answer["choices"][0]["token_ids"] == ids and answer["choices"][0]["text"] == plain["text"]
+        response = complete(served, model=model, draft_tokens=sent)
+        summary, details = response["speculation_summary"], response["usage"]["completion_tokens_details"]
+        assert response["choices"][0]["token_ids"] == ids and response["choices"][0]["text"] == plain["text"]
         assert (summary["draft_tokens"], summary["accepted_draft_tokens"]) == (len(sent), accepted)
         assert details["accepted_prediction_tokens"] == accepted
         assert details["rejected_prediction_tokens"] == len(sent) - accepted
@@ -108,18 +108,18 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("parameters", "field", "words"), BAD)
+@pytest.mark.parametrize(("parameters", "field", "message"), BAD)
 def test_a_bad_parameter_is_refused_in_one_sentence(
-    served: Served, parameters: dict[str, Any], field: str, words: str
+    served: Served, parameters: dict[str, Any], field: str, message: str
 ) -> None:
-    body = json.dumps(ask(stream=True, **parameters))
+    body = json.dumps(completion_request(stream=True, **parameters))
     with served.client() as client:
-        answer = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
-    error = refused(answer, 400, "invalid_value")
-    assert error["param"] == field and words in error["message"] and error["message"].count(". ") == 0
+        response = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    error = refused(response, 400, "invalid_value")
+    assert error["param"] == field and message in error["message"] and error["message"].count(". ") == 0
 
 
 def test_a_prompt_too_long_for_the_model_is_refused(served: Served) -> None:
     with served.client() as client:
-        answer = client.post("/v1/completions", json=ask(prompt=[5] * 8192, stream=True))
-    assert refused(answer, 400, "context_length_exceeded")["param"] == "prompt"
+        response = client.post("/v1/completions", json=completion_request(prompt=[5] * 8192, stream=True))
+    assert refused(response, 400, "context_length_exceeded")["param"] == "prompt"

@@ -1,5 +1,4 @@
-"""Connections that send slowly, headers without end, or many requests at once are closed before anybody is asked for a
-token."""
+"""Connections that send slowly, endless headers or many requests at once are closed before a token is checked."""
 
 import asyncio
 import socket
@@ -26,19 +25,19 @@ HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\n"
 
 
 async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """Answers with the length of the body; 401 unread where there is no token."""
+    """Responds with the length of the body; without a token with 401 and without reading it."""
     assert scope["type"] == "http"
-    known, length, more = any(name == b"authorization" for name, _ in scope["headers"]), 0, True
-    while known and more:
+    authorized, length, more = any(name == b"authorization" for name, _ in scope["headers"]), 0, True
+    while authorized and more:
         message = await receive()
         length, more = length + len(message.get("body", b"")), message.get("more_body", False)
-    await send({"type": "http.response.start", "status": 200 if known else 401, "headers": []})
+    await send({"type": "http.response.start", "status": 200 if authorized else 401, "headers": []})
     await send({"type": "http.response.body", "body": str(length).encode()})
 
 
 @contextmanager
 def running(app: Any) -> Iterator[tuple[uvicorn.Server, int]]:
-    """The app on a port of its own, as the inference server is served."""
+    """Serves the app on a free port with the configuration of the inference server."""
     config = server_config(app)
     config.lifespan = "off"
     server, listening = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
@@ -57,16 +56,16 @@ def port() -> Iterator[int]:
 
 
 def closed_after(port: int, data: bytes) -> bytes:
-    """Send `data` and no more; what was answered until the server closed the connection."""
+    """Send only `data`; returns the response until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-        answer = b""
+        response = b""
         try:
             connection.sendall(data)
             while part := connection.recv(65536):
-                answer += part
+                response += part
         except ConnectionError:
             pass
-        return answer
+        return response
 
 
 @pytest.mark.parametrize(
@@ -105,9 +104,9 @@ def test_headers_without_end_are_closed(port: int, head: bytes, data: bytes) -> 
 
 
 def test_many_requests_without_waiting_for_answers_are_closed(port: int) -> None:
-    ask, last = HEAD + b"Content-Length: 0\r\n\r\n", HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-    assert b"HTTP/1.1 400" in closed_after(port, ask * 1000)
-    answers = closed_after(port, ask * connections.MAX_PIPELINED + last)
+    request, last = HEAD + b"Content-Length: 0\r\n\r\n", HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+    assert b"HTTP/1.1 400" in closed_after(port, request * 1000)
+    answers = closed_after(port, request * connections.MAX_PIPELINED + last)
     assert answers.count(b"HTTP/1.1 401") == connections.MAX_PIPELINED + 1
 
 
@@ -132,7 +131,7 @@ def test_a_line_break_after_an_answer_holds_no_connection(port: int, monkeypatch
             pass
 
 
-def test_large_bodies_and_kept_connections_are_served(port: int) -> None:
+def test_large_bodies_and_reused_connections_are_served(port: int) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": "x"}) as client:
         for size in (0, 10, 5_000_000, 10):
             assert client.post("/x", content=b"x" * size).text == str(size)
@@ -149,6 +148,6 @@ def test_a_request_under_way_when_the_server_stops_gets_503_and_no_traceback(
     observed: list[str] = []
     timed = RequestTimer(endless, lambda route, status: lambda seconds: observed.append(status))
     with running(timed) as (server, port):
-        answer = httpx.get(f"http://127.0.0.1:{port}/", timeout=30)
-    assert answer.status_code == 503 and answer.json()["error"]["message"] == STOPPING
+        response = httpx.get(f"http://127.0.0.1:{port}/", timeout=30)
+    assert response.status_code == 503 and response.json()["error"]["message"] == STOPPING
     assert observed == ["503"] and "Exception in ASGI" not in caplog.text

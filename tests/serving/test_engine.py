@@ -1,4 +1,4 @@
-"""The engine beside a job: a GPU is given back when idle, cores are left on a CPU."""
+"""The engine while a job runs: an idle GPU is released, and cores of a CPU are left to the job."""
 
 import threading
 import time
@@ -22,10 +22,10 @@ from tracking.tables import Job
 
 @pytest.fixture
 def engine(home: Settings) -> Iterator[Engine]:
-    made = Engine(home)
-    until(lambda: not made.queue.busy and not made.queue.waiting)
-    yield made
-    made.close()
+    engine = Engine(home)
+    until(lambda: not engine.queue.busy and not engine.queue.waiting)
+    yield engine
+    engine.close()
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def ref(model_files: Path) -> ModelRef:
     return ModelRef("cycle", str(model_files / "cycle"), "b" * 64)
 
 
-def ask(engine: Engine, ref: ModelRef) -> int:
-    """Generate a little; returns the threads torch used."""
+def generate(engine: Engine, ref: ModelRef) -> int:
+    """Generate three tokens; returns the number of threads that torch used."""
     request = ChatRequest(model="cycle", messages=[{"role": "user", "content": "x"}], max_tokens=3)
     engine.answer(ref, request, [1, 2, 3], lambda record: None, threading.Event())
     return torch.get_num_threads()
 
 
-def hold(settings: Settings, device: str) -> str:
+def lease_for_job(settings: Settings, device: str) -> str:
     with writing(settings) as db:
         job = Job(name="training", kind="train", queue="gpu", state="RUNNING")
         db.add(job)
@@ -53,26 +53,26 @@ def test_half_of_the_cores_are_left_to_a_job(engine: Engine, ref: ModelRef) -> N
     usual = torch.get_num_threads()
     try:
         engine._threads = 4
-        assert ask(engine, ref) == 4
-        holder = hold(engine.settings, "cpu")
-        assert ask(engine, ref) == 2
+        assert generate(engine, ref) == 4
+        holder = lease_for_job(engine.settings, "cpu")
+        assert generate(engine, ref) == 2
         with writing(engine.settings) as db:
             leases.release(db, holder)
-        assert ask(engine, ref) == 4
+        assert generate(engine, ref) == 4
     finally:
         torch.set_num_threads(usual)
 
 
 def test_an_idle_gpu_is_given_back_to_a_job(engine: Engine, ref: ModelRef, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told apart by the device's name alone, so that it is tried without a GPU too."""
-    ask(engine, ref)
-    hold(engine.settings, "cuda:0")
+    """Only the name of the device makes it a GPU, so the test needs none."""
+    generate(engine, ref)
+    lease_for_job(engine.settings, "cuda:0")
     engine.unload_for_job()
-    assert len(engine.pool) == 1  # a CPU's memory is not the job's
+    assert len(engine.pool) == 1  # a job on a GPU does not need a CPU's memory
     engine.device = engine.lease_name = "cuda:0"
     engine.queue.idle_since = time.monotonic()
     engine.unload_for_job()
-    assert len(engine.pool) == 1  # somebody asked a moment ago
+    assert len(engine.pool) == 1  # the last request was a moment ago
     monkeypatch.setattr(engine_module, "IDLE_SECONDS", 0.0)
     engine.unload_for_job()
     until(lambda: len(engine.pool) == 0)

@@ -1,4 +1,4 @@
-"""Runs made as rows: generated detached, stored step by step, cancelled, compared, and never left RUNNING."""
+"""Runs stored as rows: generated in the background, stored by step, cancelled, compared, and never left RUNNING."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from serving.live import LiveRuns
 from serving.queueing import Ticket
 from speculoos import machine
 from speculoos.other_work import OtherCpuLoad
-from tests.serving.conftest import HEADS, SAYING, Served, until
+from tests.serving.conftest import CYCLE_TEXT, HEADS, Served, until
 from tracking import chats, leases, runs
 from tracking.db import engine, reading, writing
 from tracking.tables import Job, Run, now
@@ -23,15 +23,17 @@ pytestmark = pytest.mark.integration
 
 
 def make_run(served: Served, model: str = "cycle@right", kind: str = "chat", **parameters: Any) -> str:
-    """A QUEUED run, as the web makes it."""
-    request = served.ask(model, **parameters)
+    """Create a QUEUED run as the web app does."""
+    request = served.chat_request(model, **parameters)
     with writing(served.settings) as db:
         return runs.create_run(db, kind, model, request).id
 
 
 def make_group(served: Served, *models: str, **parameters: Any) -> list[str]:
     with writing(served.settings) as db:
-        return [run.id for run in runs.create_comparison(db, [(m, served.ask(m, **parameters)) for m in models])]
+        return [
+            run.id for run in runs.create_comparison(db, [(m, served.chat_request(m, **parameters)) for m in models])
+        ]
 
 
 def post(served: Served, path: str) -> httpx.Response:
@@ -39,7 +41,7 @@ def post(served: Served, path: str) -> httpx.Response:
         return client.post(f"/v1/runs/{path}")
 
 
-def look(served: Served, run_id: str) -> Run:
+def read_run(served: Served, run_id: str) -> Run:
     with reading(served.settings) as db:
         return runs.get_run(db, run_id)
 
@@ -49,21 +51,21 @@ def steps(served: Served, run_id: str, after: int = -1) -> list[dict[str, Any]]:
         return runs.steps_after(db, run_id, after)
 
 
-def ended(served: Served, run_id: str) -> Run:
-    until(lambda: look(served, run_id).state in runs.ENDED)
-    return look(served, run_id)
+def wait_until_ended(served: Served, run_id: str) -> Run:
+    until(lambda: read_run(served, run_id).state in runs.ENDED)
+    return read_run(served, run_id)
 
 
 def test_a_posted_run_is_generated_and_stored_whole(served: Served) -> None:
     run_id = make_run(served)
-    answer = post(served, run_id)
-    assert answer.status_code == 202 and answer.json() == {"id": run_id, "queued": [run_id]}
-    run = ended(served, run_id)
+    response = post(served, run_id)
+    assert response.status_code == 202 and response.json() == {"id": run_id, "queued": [run_id]}
+    run = wait_until_ended(served, run_id)
     assert run.state == "SUCCEEDED" and run.finished_at and not run.error
     records = steps(served, run_id)
     assert [r["index"] for r in records] == list(range(len(records)))
     assert "".join(t["text"] for r in records for t in r["tokens"]) == run.text
-    assert run.text.startswith(SAYING + SAYING)
+    assert run.text.startswith(CYCLE_TEXT + CYCLE_TEXT)
     assert run.summary["mean_accepted_length"] == HEADS + 1 and run.summary["finish"] == "length"
     assert run.summary["tokens"] == 40 == sum(len(r["tokens"]) for r in records)
     assert run.summary["decode_tokens_per_second"] > 0 and run.summary["shared_with"] == ""
@@ -72,53 +74,53 @@ def test_a_posted_run_is_generated_and_stored_whole(served: Served) -> None:
 def test_answers_leave_no_file_and_no_thread_behind(served: Served) -> None:
     """The short form of the soak drill."""
 
-    def held() -> list[int]:
+    def count_resources() -> list[int]:
         return [psutil.Process().num_fds(), threading.active_count()]
 
-    def answered(count: int) -> None:
+    def run_answers(count: int) -> None:
         for _ in range(count):
             run_id = make_run(served)
             post(served, run_id)
-            assert ended(served, run_id).state == "SUCCEEDED"
+            assert wait_until_ended(served, run_id).state == "SUCCEEDED"
 
-    answered(5)
+    run_answers(5)
     served.wait_idle()
     with ExitStack() as stack:  # connections that overlap stay open in the pool: open all it may have
         for _ in range(engine(served.settings).pool.size()):
             stack.enter_context(reading(served.settings)).connection()
-    warm = held()
-    answered(25)
-    until(lambda: all(now <= before for now, before in zip(held(), warm, strict=True)), 30)
+    warm = count_resources()
+    run_answers(25)
+    until(lambda: all(now <= before for now, before in zip(count_resources(), warm, strict=True)), 30)
 
 
-def test_steps_appear_while_the_run_goes_on_and_after_the_poster_has_gone(served: Served) -> None:
+def test_steps_appear_while_the_run_goes_on_and_after_its_client_has_left(served: Served) -> None:
     run_id = make_run(served, "cycle", max_tokens=6000)
     post(served, run_id)  # its connection is closed by now
     until(lambda: len(steps(served, run_id)) > 5)
     seen = steps(served, run_id)[-1]["index"]
     until(lambda: bool(steps(served, run_id, after=seen)))
-    assert look(served, run_id).state == "RUNNING"
+    assert read_run(served, run_id).state == "RUNNING"
     assert post(served, f"{run_id}/cancel").status_code == 202
-    ended(served, run_id)
+    wait_until_ended(served, run_id)
 
 
-def test_a_cancelled_run_stops_between_steps_and_keeps_what_it_said(served: Served) -> None:
+def test_a_cancelled_run_stops_between_steps_and_keeps_its_text(served: Served) -> None:
     run_id = make_run(served, "cycle", max_tokens=8000)
     post(served, run_id)
     until(lambda: len(steps(served, run_id)) > 5)
     assert post(served, f"{run_id}/cancel").json()["cancelled"] is True
-    run = ended(served, run_id)
-    assert run.state == "CANCELLED" and run.text.startswith(SAYING) and run.summary["finish"] == "cancelled"
+    run = wait_until_ended(served, run_id)
+    assert run.state == "CANCELLED" and run.text.startswith(CYCLE_TEXT) and run.summary["finish"] == "cancelled"
     assert post(served, f"{run_id}/cancel").json()["cancelled"] is False
 
 
 def test_a_waiting_run_is_cancelled_at_once_and_never_starts(served: Served) -> None:
-    answered, run_id = threading.Event(), make_run(served)
-    served.engine.queue.submit("chat", lambda _: answered.wait(60))
+    finished, run_id = threading.Event(), make_run(served)
+    served.engine.queue.submit("chat", lambda _: finished.wait(60))
     post(served, run_id)
     assert post(served, f"{run_id}/cancel").json()["cancelled"] is True
-    assert look(served, run_id).state == "CANCELLED"
-    answered.set()
+    assert read_run(served, run_id).state == "CANCELLED"
+    finished.set()
     served.wait_idle()
     assert steps(served, run_id) == []
 
@@ -135,7 +137,7 @@ def test_a_run_is_cancelled_while_its_prompt_is_prepared(served: Served, monkeyp
 
     def late_cancel(ticket: Ticket) -> bool:
         cancelled.set()
-        until(lambda: look(served, run_id).state == "CANCELLED")
+        until(lambda: read_run(served, run_id).state == "CANCELLED")
         return cancel(ticket)
 
     monkeypatch.setattr(served.engine.prompts, "render", slow_render)
@@ -144,14 +146,14 @@ def test_a_run_is_cancelled_while_its_prompt_is_prepared(served: Served, monkeyp
     assert prepared.wait(60)
     assert post(served, f"{run_id}/cancel").json()["cancelled"] is True
     served.wait_idle()
-    assert look(served, run_id).state == "CANCELLED" and steps(served, run_id) == []
+    assert read_run(served, run_id).state == "CANCELLED" and steps(served, run_id) == []
 
 
 def test_posting_a_run_twice_generates_it_once(served: Served) -> None:
     run_id = make_run(served, "cycle", max_tokens=300)
     answers = [post(served, run_id) for _ in range(2)]
     assert [a.json()["queued"] for a in answers] == [[run_id], []]
-    ended(served, run_id)
+    wait_until_ended(served, run_id)
     again = post(served, run_id)
     assert again.status_code == 409 and "has ended" in again.json()["error"]["message"]
 
@@ -161,7 +163,7 @@ def test_an_unknown_run_is_not_found(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "parameters", "words"),
+    ("model", "parameters", "message"),
     [
         ("gone@right", {}, "There is no model 'gone'"),
         ("cycle", {"temperature": -1}, "temperature"),
@@ -169,13 +171,13 @@ def test_an_unknown_run_is_not_found(served: Served) -> None:
         ("cycle", {"speculation": {"drafter": "magic"}}, "Unknown drafter"),
     ],
 )
-def test_a_run_that_cannot_be_made_fails_with_a_sentence(
-    served: Served, model: str, parameters: dict[str, Any], words: str
+def test_a_run_that_cannot_be_generated_fails_with_a_sentence(
+    served: Served, model: str, parameters: dict[str, Any], message: str
 ) -> None:
     run_id = make_run(served, model, **parameters)
     assert post(served, run_id).status_code == 202
-    run = ended(served, run_id)
-    assert run.state == "FAILED" and words in run.error and "Traceback" not in run.error
+    run = wait_until_ended(served, run_id)
+    assert run.state == "FAILED" and message in run.error and "Traceback" not in run.error
 
 
 def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(served: Served, monkeypatch) -> None:
@@ -196,7 +198,7 @@ def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(serv
     watching = threading.Thread(target=watch)
     watching.start()
     assert post(served, ids[1]).json()["queued"] == ids  # any member starts the group
-    columns = [ended(served, run_id) for run_id in ids]
+    columns = [wait_until_ended(served, run_id) for run_id in ids]
     done.set()
     watching.join()
     assert holders == [f"run:{run_id}" for run_id in ids]
@@ -211,43 +213,43 @@ def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(serv
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 7, 11])
-def test_an_answer_that_was_cut_goes_on_token_by_token(served: Served, cut: int) -> None:
-    """Also within the emoji, whose four tokens are half said then."""
+def test_an_answer_that_was_cut_continues_token_by_token(served: Served, cut: int) -> None:
+    """Also within the emoji, of whose four tokens only some are generated then."""
     whole = make_run(served, "cycle@right", max_tokens=30)
     with writing(served.settings) as db:
-        request = served.ask("cycle@right", max_tokens=cut) | {"chat": {"after": ""}}
-        begun = runs.create_run(db, "chat", "cycle@right", request, "a" * 31 + str(cut % 10)).id
-        place = {"after": begun, "continues": begun}
-        asked = served.ask("cycle@right", max_tokens=30 - cut) | {"chat": place}
-        gone_on = runs.create_run(db, "chat", "cycle@right", asked, "a" * 31 + str(cut % 10), 1).id
-    for run_id in (whole, begun):
+        request = served.chat_request("cycle@right", max_tokens=cut) | {"chat": {"after": ""}}
+        first_id = runs.create_run(db, "chat", "cycle@right", request, "a" * 31 + str(cut % 10)).id
+        fields = {"after": first_id, "continues": first_id}
+        continuation = served.chat_request("cycle@right", max_tokens=30 - cut) | {"chat": fields}
+        second_id = runs.create_run(db, "chat", "cycle@right", continuation, "a" * 31 + str(cut % 10), 1).id
+    for run_id in (whole, first_id):
         post(served, run_id)
-        ended(served, run_id)
-    post(served, gone_on)
-    first, second = ended(served, begun), ended(served, gone_on)
+        wait_until_ended(served, run_id)
+    post(served, second_id)
+    first, second = wait_until_ended(served, first_id), wait_until_ended(served, second_id)
     with reading(served.settings) as db:
-        ids = [runs.token_ids(db, run_id) for run_id in (whole, begun, gone_on)]
-        assert chats.whole_response(second, [first, second]) == look(served, whole).text
+        ids = [runs.token_ids(db, run_id) for run_id in (whole, first_id, second_id)]
+        assert chats.whole_response(second, [first, second]) == read_run(served, whole).text
     assert ids[1] + ids[2] == ids[0] and len(ids[1]) == cut
     assert second.summary["prompt_tokens"] == first.summary["prompt_tokens"] + cut
 
 
-def test_columns_that_differ_say_where(served: Served) -> None:
+def test_columns_that_differ_have_their_first_divergence(served: Served) -> None:
     with writing(served.settings) as db:
-        asked = [("cycle", served.ask("cycle", max_tokens=n)) for n in (10, 6)]
-        asked.append(("cycle", served.ask("cycle", temperature=2.0, seed=1, max_tokens=10)))
-        made = runs.create_comparison(db, asked)
-    post(served, made[0].id)
-    for run in made:
-        ended(served, run.id)
+        requests = [("cycle", served.chat_request("cycle", max_tokens=n)) for n in (10, 6)]
+        requests.append(("cycle", served.chat_request("cycle", temperature=2.0, seed=1, max_tokens=10)))
+        comparison = runs.create_comparison(db, requests)
+    post(served, comparison[0].id)
+    for run in comparison:
+        wait_until_ended(served, run.id)
     with reading(served.settings) as db:
-        same, shorter, sampled = runs.compare(db, made[0].group_id)
+        same, shorter, sampled = runs.compare(db, comparison[0].group_id)
     assert same["identical"] and same["first_divergence"] is None
     assert not shorter["identical"] and shorter["first_divergence"] == 6
     assert not sampled["identical"] and sampled["first_divergence"] is not None
 
 
-def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
+def test_figures_measured_while_a_job_runs_name_it(served: Served) -> None:
     with writing(served.settings) as db:
         job = Job(name="my training", kind="train", queue="gpu", state="RUNNING")
         db.add(job)
@@ -258,8 +260,8 @@ def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
         chat, (column, _) = make_run(served), make_group(served, "cycle", "cycle@right")
         post(served, chat)
         post(served, column)
-        assert ended(served, chat).summary["shared_with"] == "my training"
-        assert ended(served, column).summary["shared_with"] == "my training"
+        assert wait_until_ended(served, chat).summary["shared_with"] == "my training"
+        assert wait_until_ended(served, column).summary["shared_with"] == "my training"
         with reading(served.settings) as db:
             assert leases.holder(db, machine.device_key("cpu", served.settings.home)) == holder
     finally:
@@ -268,37 +270,37 @@ def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
             leases.release(db, holder)
 
 
-def test_runs_a_killed_server_left_are_failed_with_a_sentence(served: Served) -> None:
-    going_on, old, young = (make_run(served) for _ in range(3))
+def test_runs_of_a_killed_server_are_failed_with_a_sentence(served: Served) -> None:
+    running, old, young = (make_run(served) for _ in range(3))
     with writing(served.settings) as db:
-        assert runs.start_run(db, going_on)
+        assert runs.start_run(db, running)
         runs.get_run(db, old).created_at = now() - timedelta(hours=1)
         db.flush()
         assert runs.fail_leftovers(db) == 2  # in one transaction: the served server looks for orphaned runs too
-    assert look(served, going_on).state == look(served, old).state == "FAILED"
-    assert look(served, going_on).error == runs.LEFT_OVER
-    assert look(served, young).state == "QUEUED"
+    assert read_run(served, running).state == read_run(served, old).state == "FAILED"
+    assert read_run(served, running).error == runs.LEFT_OVER
+    assert read_run(served, young).state == "QUEUED"
     assert post(served, young).status_code == 202
-    assert ended(served, young).state == "SUCCEEDED"
+    assert wait_until_ended(served, young).state == "SUCCEEDED"
 
 
 def test_a_run_posted_just_before_its_server_was_killed_does_not_wait_for_ever(served: Served) -> None:
-    """It was too young to be called left over when the next server started; that one looks again."""
-    lost, running, own = make_run(served), make_run(served, "cycle", max_tokens=8000), make_run(served)
+    """It was too young to count as left over when the next server started; that server checks again later."""
+    lost, running, queued = make_run(served), make_run(served, "cycle", max_tokens=8000), make_run(served)
     post(served, running)
-    post(served, own)  # waits for its turn here, so it is not orphaned
+    post(served, queued)  # waits for its turn here, so it is not orphaned
     live = LiveRuns(served.settings, served.engine)
-    live._tickets = {own: Ticket(served.engine.queue, "pages", lambda _: None, lambda: None)}
+    live._tickets = {queued: Ticket(served.engine.queue, "pages", lambda _: None, lambda: None)}
     live.fail_orphaned()
-    assert look(served, lost).state == "QUEUED"
+    assert read_run(served, lost).state == "QUEUED"
     with writing(served.settings) as db:
-        for run_id in (lost, own):
+        for run_id in (lost, queued):
             runs.get_run(db, run_id).created_at = now() - timedelta(seconds=31)
     live.fail_orphaned()
-    assert (look(served, lost).state, look(served, own).state) == ("FAILED", "QUEUED")
-    assert look(served, lost).error == runs.LEFT_OVER
+    assert (read_run(served, lost).state, read_run(served, queued).state) == ("FAILED", "QUEUED")
+    assert read_run(served, lost).error == runs.LEFT_OVER
     post(served, f"{running}/cancel")
-    assert ended(served, own).state == "SUCCEEDED"
+    assert wait_until_ended(served, queued).state == "SUCCEEDED"
 
 
 def test_a_chat_does_not_wait_behind_every_request_of_a_data_generation(served: Served) -> None:
@@ -306,7 +308,10 @@ def test_a_chat_does_not_wait_behind_every_request_of_a_data_generation(served: 
 
     def generate() -> None:
         with served.client() as client:
-            assert client.post("/v1/chat/completions", json=served.ask("cycle", max_tokens=120)).status_code == 200
+            assert (
+                client.post("/v1/chat/completions", json=served.chat_request("cycle", max_tokens=120)).status_code
+                == 200
+            )
         finished.append("api")
 
     threads = [threading.Thread(target=generate) for _ in range(8)]
@@ -315,14 +320,14 @@ def test_a_chat_does_not_wait_behind_every_request_of_a_data_generation(served: 
     until(lambda: served.engine.queue.waiting >= 5)
     run_id = make_run(served)
     post(served, run_id)
-    ended(served, run_id)
+    wait_until_ended(served, run_id)
     assert len(finished) <= 5
     for thread in threads:
         thread.join()
 
 
-def test_a_speedup_is_only_said_under_equal_conditions(served: Served, monkeypatch) -> None:
-    """Beside a job it is measured against a plain run beside the same job, or not at all."""
+def test_a_speedup_is_only_reported_under_equal_conditions(served: Served, monkeypatch) -> None:
+    """While a job runs, only a plain run during the same job is a reference."""
     monkeypatch.setattr(OtherCpuLoad, "share", lambda self: 0.1)
     with writing(served.settings) as db:
         job = Job(name="another training", kind="train", queue="gpu", state="RUNNING")
@@ -334,7 +339,7 @@ def test_a_speedup_is_only_said_under_equal_conditions(served: Served, monkeypat
         drafted, plain, again = (make_run(served, model) for model in ("cycle@right", "cycle", "cycle@right"))
         for run_id in (drafted, plain, again):
             post(served, run_id)
-        first, _, last = (ended(served, run_id).summary for run_id in (drafted, plain, again))
+        first, _, last = (wait_until_ended(served, run_id).summary for run_id in (drafted, plain, again))
     finally:
         served.wait_idle()
         with writing(served.settings) as db:

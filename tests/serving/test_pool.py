@@ -1,4 +1,4 @@
-"""Warm models: loaded once, least recently used out, loaded again when their weights change."""
+"""Warm models are loaded once, unloaded by least recent use, and loaded again when their weights change."""
 
 import shutil
 from dataclasses import replace
@@ -29,14 +29,14 @@ def refs(model_files: Path) -> dict[str, ModelRef]:
     """Refs to base cycle, base cycle2, and heads `right` and `wrong` on cycle."""
     cycle = ModelRef("cycle", str(model_files / "cycle"), "b" * 64)
     second = ModelRef("cycle2", str(model_files / "cycle2"), "d" * 64)
-    made = {"cycle": cycle, "cycle2": second}
+    models = {"cycle": cycle, "cycle2": second}
     for name in ("right", "wrong"):
-        made[name] = with_draft(replace(cycle, name=f"cycle@{name}"), model_files / name)
-    return made
+        models[name] = with_draft(replace(cycle, name=f"cycle@{name}"), model_files / name)
+    return models
 
 
 def with_draft(base: ModelRef, folder: Path) -> ModelRef:
-    """The ref of `base` with the draft in `folder`, as its row would name it."""
+    """The ref of `base` with the draft in `folder`, as its database row names it."""
     return replace(base, checkpoint_path=str(folder), checkpoint_sha256=file_sha256(folder / WEIGHTS))
 
 
@@ -65,8 +65,8 @@ def test_the_least_recently_used_base_goes_when_memory_is_short(refs: dict[str, 
 
 def test_recent_use_protects_a_base_and_the_older_one_goes(refs: dict[str, ModelRef], model_files: Path) -> None:
     warm = pool()
-    speak(warm.get(refs["cycle"]))
-    speak(warm.get(refs["cycle2"]))
+    generate_tokens(warm.get(refs["cycle"]))
+    generate_tokens(warm.get(refs["cycle2"]))
     warm.budget = warm.nbytes + 1000
     warm.get(refs["cycle"])
     warm.get(refs["right"])  # its heads need more than is left
@@ -93,8 +93,8 @@ def test_new_weights_behind_a_name_are_loaded_again(refs: dict[str, ModelRef], t
     assert other.target is not old.target and len(warm) == 1
 
 
-def speak(loaded: PooledModel, **options: Any) -> Any:
-    """Generate a little; returns the drafter."""
+def generate_tokens(loaded: PooledModel, **options: Any) -> Any:
+    """Generate eight tokens; returns the drafter."""
     drafter = loaded.drafter(options)
     list(generate(loaded.target, drafter, [1, 2, 3], GenerateConfig(max_tokens=8)))
     return drafter
@@ -104,16 +104,16 @@ def test_bytes_are_those_of_weights_and_cache(tmp_path: Path) -> None:
     folder = make_tiny_base(tmp_path / "base", hidden_size=64, max_position_embeddings=4096)
     warm = pool()
     target = warm.get(ModelRef("tiny", str(folder), "b" * 64)).target
-    speak(PooledModel(next(iter(warm._bases.values())), None))
+    generate_tokens(PooledModel(next(iter(warm._bases.values())), None))
     weights = sum(weight.nbytes for weight in load_base(folder).model.parameters())
     assert warm.nbytes == pytest.approx(weights + target.cache.nbytes(), rel=0.2)
     assert cache_bytes(vars(target.base.config), MAX_CONTEXT, 4) == target.cache.nbytes()
 
 
-def test_models_are_loaded_into_what_is_left_of_a_gpu(
+def test_models_are_loaded_into_the_free_memory_of_a_gpu(
     refs: dict[str, ModelRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other base is unloaded first. CUDA graphs count; what a job has reserved is left to it."""
+    """The other base is unloaded first. CUDA graphs count, and memory that a job has reserved is not used."""
     monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (False, MAX_GRAPHS))
     job: list[Any] = ["", 0]
     with emulated_cuda():
@@ -130,7 +130,7 @@ def test_models_are_loaded_into_what_is_left_of_a_gpu(
         memory.used = lambda: 1000
         assert warm.planned_bytes == planned - 1000 and not warm.loading
         memory.used = lambda: warm.nbytes
-        speak(loaded, drafter="none")
+        generate_tokens(loaded, drafter="none")
         graphs = sum(graph.nbytes for graph in loaded.target.cache.replays.values())
         assert warm.nbytes == planned + graphs > planned
         memory.total = planned + 1000
@@ -147,14 +147,14 @@ def test_models_are_loaded_into_what_is_left_of_a_gpu(
         assert warm.get(refs["cycle"]).target.base.device.type == "cuda"
 
 
-def test_clear_lets_everything_go(refs: dict[str, ModelRef]) -> None:
+def test_clear_unloads_everything(refs: dict[str, ModelRef]) -> None:
     warm = pool()
     warm.get(refs["right"])
     warm.clear()
     assert len(warm) == 0 and warm.nbytes == 0 and not warm.is_loaded(refs["cycle"])
 
 
-def test_files_that_are_gone_are_said_in_a_sentence(refs: dict[str, ModelRef], tmp_path: Path) -> None:
+def test_missing_files_are_reported_in_a_sentence(refs: dict[str, ModelRef], tmp_path: Path) -> None:
     warm = pool()
     with pytest.raises(NotFound, match="import the model again"):
         warm.get(replace(refs["cycle"], base_path=str(tmp_path)))

@@ -13,7 +13,7 @@ import pytest
 
 from serving.main import main
 from speculoos.settings import Settings, load
-from tests.serving.conftest import SAYING, free_port, register, serve, until
+from tests.serving.conftest import CYCLE_TEXT, free_port, register, serve, until
 from tests.tools import zygote
 from tests.tools.homes import skip_speed_probe
 from tests.tools.stored_runs import step_count
@@ -31,10 +31,10 @@ class Server:
     def __init__(self, settings: Settings):
         self.settings, self.log = settings, settings.home / "serving.log"
         self.url = f"http://127.0.0.1:{settings.inference_port}"
-        own = {"SPECULOOS_HOME": str(settings.home), "SPECULOOS_INFERENCE_PORT": str(settings.inference_port)}
-        own |= {"SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(zygote.CLONE)}
+        environment = {"SPECULOOS_HOME": str(settings.home), "SPECULOOS_INFERENCE_PORT": str(settings.inference_port)}
+        environment |= {"SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(zygote.CLONE)}
         with self.log.open("ab") as out:
-            self.process = zygote.begin("serving.main", [], {**os.environ, **own}, out.fileno())
+            self.process = zygote.begin("serving.main", [], {**os.environ, **environment}, out.fileno())
 
     def ready(self) -> "Server":
         until(self._answers, 180)
@@ -51,12 +51,12 @@ class Server:
         token = (self.settings.home / "secrets" / "inference-token").read_text().strip()
         return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=120)
 
-    def end(self, how: int = signal.SIGTERM) -> float:
+    def end(self, signal_number: int = signal.SIGTERM) -> float:
         """Seconds until it has ended."""
-        asked = time.monotonic()
-        self.process.send_signal(how)
+        start = time.monotonic()
+        self.process.send_signal(signal_number)
         self.process.wait(timeout=60)
-        return time.monotonic() - asked
+        return time.monotonic() - start
 
 
 @pytest.fixture
@@ -69,34 +69,34 @@ def settings(home: Settings, model_files: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def start_long_run(server: Server) -> str:
-    """A run that is in the middle of its answer."""
+    """Start a run, and wait until it is in the middle of its answer."""
     request = {"messages": PROMPT, "max_tokens": 8000}
     with writing(server.settings) as db:
         run_id = runs.create_run(db, "chat", "cycle", request).id
     with server.client() as client:
         assert client.post(f"/v1/runs/{run_id}").status_code == 202
-    until(lambda: stored(server.settings, run_id) > 3)
+    until(lambda: stored_steps(server.settings, run_id) > 3)
     return run_id
 
 
-def heard(settings: Settings) -> bool:
+def has_heartbeat(settings: Settings) -> bool:
     with reading(settings) as db:
         return processes.last_seen(db, "inference") is not None
 
 
-def stored(settings: Settings, run_id: str) -> int:
+def stored_steps(settings: Settings, run_id: str) -> int:
     with reading(settings) as db:
         return step_count(db, run_id)
 
 
-def test_its_life_with_a_made_token_a_heartbeat_a_kill_and_a_quick_end(settings: Settings) -> None:
+def test_a_server_generates_a_token_beats_recovers_from_a_kill_and_ends_quickly(settings: Settings) -> None:
     server = Server(settings).ready()
     token = settings.home / "secrets" / "inference-token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600 and len(token.read_text().strip()) >= 32
-    until(lambda: heard(settings))  # it answers a moment before its first heartbeat is in the database
+    until(lambda: has_heartbeat(settings))  # it answers a moment before its first heartbeat is in the database
     with server.client() as client:
-        answer = client.post("/v1/chat/completions", json={"model": "cycle@right", "messages": PROMPT})
-        assert answer.json()["choices"][0]["message"]["content"].startswith(SAYING)
+        response = client.post("/v1/chat/completions", json={"model": "cycle@right", "messages": PROMPT})
+        assert response.json()["choices"][0]["message"]["content"].startswith(CYCLE_TEXT)
 
     killed = start_long_run(server)
     server.end(signal.SIGKILL)
@@ -107,8 +107,8 @@ def test_its_life_with_a_made_token_a_heartbeat_a_kill_and_a_quick_end(settings:
     with reading(settings) as db:
         run = runs.get_run(db, killed)
         assert run.state == "FAILED" and run.error == runs.LEFT_OVER
-        kept = runs.steps_after(db, killed)
-    assert len(kept) > 3 and [r["index"] for r in kept] == list(range(len(kept)))
+        records = runs.steps_after(db, killed)
+    assert len(records) > 3 and [r["index"] for r in records] == list(range(len(records)))
 
     stopped = start_long_run(server)
     assert server.end() < 10, "before its supervisor would kill it"
@@ -145,12 +145,12 @@ def test_a_full_queue_answers_429_with_retry_after(tmp_path: Path, model_files: 
     serving: Iterator = serve(tmp_path, model_files, max_waiting=1)
     served = next(serving)
     with served.client() as client:
-        asked = {**served.ask("cycle", max_tokens=8000), "stream": True}
-        with client.stream("POST", "/v1/chat/completions", json=asked) as running:
-            lines = running.iter_lines()  # kept: dropping it closes the stream
+        request = {**served.chat_request("cycle", max_tokens=8000), "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=request) as running:
+            lines = running.iter_lines()  # a reference is kept: without it the stream is closed
             next(lines)
             waiting = served.engine.queue.submit("api", lambda _: None)
-            refused = client.post("/v1/chat/completions", json=served.ask())
+            refused = client.post("/v1/chat/completions", json=served.chat_request())
             waiting.cancel()
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["type"] == "rate_limit_error" and refused.json()["error"]["code"] == "device_busy"

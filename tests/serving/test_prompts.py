@@ -1,4 +1,4 @@
-"""Chat templates and tokenizers run in a child with limits: none of them can hold the device, and ids are the same."""
+"""Chat templates and tokenizers run in a child with limits: none can block the device, and token ids are the same."""
 
 import shutil
 import threading
@@ -20,8 +20,8 @@ from serving.catalog import ModelRef
 from serving.errors import ApiError
 from serving.prompts import Prompts
 from speculoos.errors import BadInput, Unsupported
-from tests.serving.conftest import SAYING, Served, more_bases, ready_base, until
-from tests.serving.test_live import ended, make_run, post
+from tests.serving.conftest import CYCLE_TEXT, Served, more_bases, ready_base, until
+from tests.serving.test_live import make_run, post, wait_until_ended
 from tests.serving.test_panics import change_tokenizer
 
 pytestmark = pytest.mark.integration
@@ -56,7 +56,7 @@ def make_base(folder: Path, cycle: Path, template: str | None = "", regex: str =
 
 @pytest.fixture(scope="module")
 def untrusted(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The server with bases called as the keys of TEMPLATES and REGEXES."""
+    """The server with a base for each key of TEMPLATES and REGEXES."""
     root, cycle = tmp_path_factory.mktemp("untrusted"), served.root / "cycle"
     paths = {name: make_base(root / name, cycle, template) for name, template in TEMPLATES.items()}
     paths |= {name: make_base(root / name, cycle, regex=regex) for name, regex in REGEXES.items()}
@@ -64,13 +64,13 @@ def untrusted(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield served
 
 
-def ask(served: Served, model: str, text: str = "Say it", **parameters: Any) -> httpx.Response:
+def post_chat(served: Served, model: str, text: str = "Say it", **parameters: Any) -> httpx.Response:
     with served.client() as client:
-        return client.post("/v1/chat/completions", json=served.ask(model, text, **parameters))
+        return client.post("/v1/chat/completions", json=served.chat_request(model, text, **parameters))
 
 
 @pytest.mark.parametrize(
-    ("model", "text", "words"),
+    ("model", "text", "message"),
     [
         ("looping", "x", "The chat template of the model 'looping' took longer than 0.2 s and was stopped"),
         ("hungry", "x", "The chat template of the model 'hungry' needed more than 4 GB of memory and was stopped"),
@@ -81,81 +81,81 @@ def ask(served: Served, model: str, text: str = "Say it", **parameters: Any) -> 
 )
 @pytest.mark.parametrize("streaming", [False, True])
 def test_an_untrusted_template_or_tokenizer_is_stopped_with_a_sentence(
-    untrusted: Served, monkeypatch: pytest.MonkeyPatch, model: str, text: str, words: str, streaming: bool
+    untrusted: Served, monkeypatch: pytest.MonkeyPatch, model: str, text: str, message: str, streaming: bool
 ) -> None:
-    if "longer than" in words:
+    if "longer than" in message:
         monkeypatch.setattr(prompts, "SECONDS", 0.2 if model == "looping" else 1.0)
     failed = untrusted.engine.metrics.prompts_failed._value.get()
-    answer = ask(untrusted, model, text, stream=streaming)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["code"] == "prompt_failed" and error["param"] == "model"
-    assert error["message"].startswith(words) and "\n" not in error["message"]
+    response = post_chat(untrusted, model, text, stream=streaming)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["code"] == "prompt_failed" and error["param"] == "model"
+    assert error["message"].startswith(message) and "\n" not in error["message"]
     assert untrusted.engine.metrics.prompts_failed._value.get() == failed + 1
     monkeypatch.undo()
-    assert ask(untrusted, "cycle").json()["choices"][0]["message"]["content"].startswith(SAYING)
+    assert post_chat(untrusted, "cycle").json()["choices"][0]["message"]["content"].startswith(CYCLE_TEXT)
 
 
-def test_a_run_of_the_pages_fails_with_the_sentence(untrusted: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_the_web_app_fails_with_the_sentence(untrusted: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "SECONDS", 0.2)
     run_id = make_run(untrusted, "looping")
     assert post(untrusted, run_id).status_code == 202
-    run = ended(untrusted, run_id)
+    run = wait_until_ended(untrusted, run_id)
     assert run.state == "FAILED" and "chat template of the model 'looping' took longer than 0.2 s" in run.error
 
 
-def end_work(untrusted: Served) -> None:
-    """Kill what works on a conversation: the copy of the child."""
+def kill_rendering(untrusted: Served) -> None:
+    """Kill the copy of the child that renders a conversation."""
     for copy in psutil.Process(untrusted.engine.prompts._child._process.pid).children():
         copy.kill()
 
 
 def test_the_device_works_on_while_a_template_loops(untrusted: Served) -> None:
-    """An answer that has its prompt does not notice; a chat that needs its own waits for one conversation at most."""
-    asked = untrusted.ask("cycle", max_tokens=8000, stream=True)
-    with untrusted.client() as client, client.stream("POST", "/v1/chat/completions", json=asked) as stream:
+    """An answer that is being generated goes on; a new chat waits for one conversation at most."""
+    request = untrusted.chat_request("cycle", max_tokens=8000, stream=True)
+    with untrusted.client() as client, client.stream("POST", "/v1/chat/completions", json=request) as stream:
         lines = stream.iter_lines()
         next(lines)
-        looping = threading.Thread(target=ask, args=(untrusted, "looping"))
+        looping = threading.Thread(target=post_chat, args=(untrusted, "looping"))
         looping.start()
         until(lambda: untrusted.engine.prompts.queue.busy)
         for _ in range(20):
             assert next(lines) is not None
         assert untrusted.engine.prompts.queue.busy, "steps came while the template was looping"
         assert client.get("/healthz").json()["status"] == "ok"
-    end_work(untrusted)
+    kill_rendering(untrusted)
     looping.join()
 
 
 def test_a_client_that_leaves_a_waiting_conversation_gives_its_place_up(untrusted: Served) -> None:
     queue = untrusted.engine.prompts.queue
-    looping = threading.Thread(target=ask, args=(untrusted, "looping"))
+    looping = threading.Thread(target=post_chat, args=(untrusted, "looping"))
     looping.start()
     until(lambda: queue.busy)
     with untrusted.client() as client, pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/chat/completions", json=untrusted.ask(), timeout=0.3)
+        client.post("/v1/chat/completions", json=untrusted.chat_request(), timeout=0.3)
     until(lambda: not queue.waiting, 20)
     assert queue.busy
-    end_work(untrusted)
+    kill_rendering(untrusted)
     looping.join()
 
 
-def test_refusals_of_a_template_stay_what_they_were(untrusted: Served) -> None:
-    answer = ask(untrusted, "refusing")
-    assert answer.status_code == 400 and "no system prompts here" in answer.json()["error"]["message"]
+def test_refusals_of_a_template_are_unchanged(untrusted: Served) -> None:
+    response = post_chat(untrusted, "refusing")
+    assert response.status_code == 400 and "no system prompts here" in response.json()["error"]["message"]
     with untrusted.client() as client:
         turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
         body = {"model": "bare", "messages": [*turns, {"role": "user", "content": "z"}]}
-        answer = client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
+        response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400 and "no chat template" in response.json()["error"]["message"]
 
 
-def test_a_killed_child_costs_nobody_an_answer(untrusted: Served) -> None:
-    assert ask(untrusted, "cycle").status_code == 200
+def test_requests_succeed_after_the_child_was_killed(untrusted: Served) -> None:
+    assert post_chat(untrusted, "cycle").status_code == 200
     child = psutil.Process(untrusted.engine.prompts._child._process.pid)
     for process in [child, *child.children()]:
         process.kill()
     child.wait(20)
-    assert ask(untrusted, "cycle").status_code == 200
+    assert post_chat(untrusted, "cycle").status_code == 200
 
 
 CHATS = [
@@ -170,14 +170,14 @@ def rendering(served: Served) -> Prompts:
     return served.engine.prompts
 
 
-def test_ids_are_those_of_the_whole_process(rendering: Prompts, model_files: Path) -> None:
+def test_ids_equal_those_rendered_in_this_process(rendering: Prompts, model_files: Path) -> None:
     for path in (model_files / "cycle", starter_path()):
         tokenizer, ref = load_tokenizer(path), ModelRef(path.name, str(path), path.name)
         for chat in CHATS:
             assert rendering.render(ref, chat) == render(tokenizer, chat)
 
 
-def test_ids_without_a_template_are_those_of_the_whole_process(
+def test_ids_without_a_template_equal_those_rendered_in_this_process(
     rendering: Prompts, model_files: Path, tmp_path: Path
 ) -> None:
     path = make_base(tmp_path / "bare", model_files / "cycle", None)
@@ -187,7 +187,7 @@ def test_ids_without_a_template_are_those_of_the_whole_process(
         rendering.render(ref, CHATS[2])
 
 
-def test_a_tokenizer_that_cannot_be_read_is_said(rendering: Prompts, model_files: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_be_read_is_reported(rendering: Prompts, model_files: Path, tmp_path: Path) -> None:
     path = make_base(tmp_path / "broken", model_files / "cycle")
     (path / "tokenizer.json").write_text("{}")
     with pytest.raises((BadInput, ApiError), match="tokenizer"):
@@ -199,8 +199,8 @@ def test_an_ordinary_chat_takes_milliseconds(rendering: Prompts) -> None:
     rendering.render(ref, CHATS[0])
     times = []
     for _ in range(30):
-        began = time.perf_counter()
+        start = time.perf_counter()
         rendering.render(ref, CHATS[0])
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     assert sorted(times)[15] < 0.05
     print(f"median {sorted(times)[15] * 1000:.2f} ms")

@@ -12,8 +12,8 @@ from speculoos.other_work import NICE
 from tests.serving.conftest import until
 
 
-class Held:
-    """A queue whose thread is held by a first ticket until `release`."""
+class BlockedQueue:
+    """A queue whose thread is blocked by a first ticket until `release`."""
 
     def __init__(self, max_per_client: int = 64, max_waiting: int = 256):
         self.queue = DeviceQueue("test", max_per_client, max_waiting)
@@ -31,48 +31,48 @@ class Held:
 
 
 @pytest.fixture
-def held() -> Iterator[Held]:
-    made = Held()
-    yield made
-    made.gate.set()
-    made.queue.close()
+def blocked() -> Iterator[BlockedQueue]:
+    queue = BlockedQueue()
+    yield queue
+    queue.gate.set()
+    queue.queue.close()
 
 
-def test_clients_take_turns_and_each_keeps_its_order(held: Held) -> None:
+def test_clients_take_turns_and_each_keeps_its_order(blocked: BlockedQueue) -> None:
     for name in ("a1", "a2", "a3", "a4"):
-        held.add("api", name)
+        blocked.add("api", name)
     for name in ("c1", "c2"):
-        held.add("chat", name)
-    held.release()
-    assert held.order == ["a1", "c1", "a2", "c2", "a3", "a4"]
+        blocked.add("chat", name)
+    blocked.release()
+    assert blocked.order == ["a1", "c1", "a2", "c2", "a3", "a4"]
 
 
 def test_work_never_overlaps() -> None:
-    queue, inside, most = DeviceQueue("test"), [], []
+    queue, inside, counts = DeviceQueue("test"), [], []
 
     def work(_: Ticket) -> None:
         inside.append(1)
-        most.append(len(inside))
+        counts.append(len(inside))
         threading.Event().wait(0.002)
         inside.pop()
 
     for number in range(30):
         queue.submit(f"client {number % 3}", work)
-    until(lambda: len(most) == 30)
+    until(lambda: len(counts) == 30)
     queue.close()
-    assert max(most) == 1
+    assert max(counts) == 1
 
 
-def test_a_client_with_sixty_waiting_delays_another_by_one(held: Held) -> None:
+def test_a_client_with_sixty_waiting_delays_another_by_one(blocked: BlockedQueue) -> None:
     for number in range(60):
-        held.add("greedy", f"g{number}")
-    held.add("modest", "m")
-    held.release()
-    assert held.order.index("m") <= 1
+        blocked.add("greedy", f"g{number}")
+    blocked.add("modest", "m")
+    blocked.release()
+    assert blocked.order.index("m") <= 1
 
 
-def test_a_client_with_too_many_requests_is_told_busy_and_says_when_to_come_back(held: Held) -> None:
-    full = Held(max_per_client=2)
+def test_a_client_with_too_many_requests_is_refused_with_a_time_to_retry(blocked: BlockedQueue) -> None:
+    full = BlockedQueue(max_per_client=2)
     full.add("api", "1")
     full.add("api", "2")
     with pytest.raises(Busy) as busy:
@@ -83,8 +83,8 @@ def test_a_client_with_too_many_requests_is_told_busy_and_says_when_to_come_back
     full.queue.close()
 
 
-def test_all_clients_together_are_bounded_too(held: Held) -> None:
-    full = Held(max_per_client=2, max_waiting=3)
+def test_all_clients_together_are_bounded_too(blocked: BlockedQueue) -> None:
+    full = BlockedQueue(max_per_client=2, max_waiting=3)
     for client in ("a", "b", "c"):
         full.add(client, client)
     with pytest.raises(Busy, match="its queue is full"):
@@ -95,8 +95,8 @@ def test_all_clients_together_are_bounded_too(held: Held) -> None:
     full.queue.close()
 
 
-def test_retry_after_grows_with_what_is_ahead_and_stays_sensible(held: Held) -> None:
-    full = Held(max_per_client=3)
+def test_retry_after_grows_with_the_queue_up_to_a_limit(blocked: BlockedQueue) -> None:
+    full = BlockedQueue(max_per_client=3)
     for client in ("a", "b"):
         for _ in range(3):
             full.add(client, client)
@@ -111,22 +111,22 @@ def test_retry_after_grows_with_what_is_ahead_and_stays_sensible(held: Held) -> 
     full.queue.close()
 
 
-def test_cancelled_work_is_dropped_at_once_and_its_place_is_free(held: Held) -> None:
-    gone = [held.add("api", "gone") for _ in range(3)]
-    assert held.queue.waiting == 3 and held.queue.waiting_clients == 1
-    assert [ticket.cancel() for ticket in gone] == [True] * 3
-    assert held.queue.waiting == held.queue.waiting_clients == 0 and held.order == ["-gone"] * 3
-    assert gone[0].cancel() is False, "it is dropped once"
-    held.add("api", "done")
-    held.release()
-    assert held.order == ["-gone"] * 3 + ["done"]
+def test_cancelled_work_is_dropped_at_once_and_its_place_is_free(blocked: BlockedQueue) -> None:
+    cancelled = [blocked.add("api", "gone") for _ in range(3)]
+    assert blocked.queue.waiting == 3 and blocked.queue.waiting_clients == 1
+    assert [ticket.cancel() for ticket in cancelled] == [True] * 3
+    assert blocked.queue.waiting == blocked.queue.waiting_clients == 0 and blocked.order == ["-gone"] * 3
+    assert cancelled[0].cancel() is False, "it is dropped once"
+    blocked.add("api", "done")
+    blocked.release()
+    assert blocked.order == ["-gone"] * 3 + ["done"]
 
 
-def test_work_that_has_begun_is_asked_to_stop(held: Held) -> None:
+def test_running_work_is_told_to_stop(blocked: BlockedQueue) -> None:
     seen: list[bool] = []
-    ticket = held.queue.submit("api", lambda own: seen.append(own.cancelled.wait(20)))
-    held.gate.set()
-    until(lambda: held.queue._current is ticket)
+    ticket = blocked.queue.submit("api", lambda running: seen.append(running.cancelled.wait(20)))
+    blocked.gate.set()
+    until(lambda: blocked.queue._current is ticket)
     assert ticket.cancel() is False
     until(lambda: seen == [True])
 
@@ -152,18 +152,18 @@ def test_a_panic_does_not_stop_the_queue_and_is_counted() -> None:
     queue.close()
 
 
-def test_work_given_to_a_closed_queue_is_dropped(held: Held) -> None:
-    held.gate.set()
-    held.queue.close()
-    held.add("api", "late")
-    assert held.order == ["-late"] and not held.queue.failure
+def test_work_for_a_closed_queue_is_dropped(blocked: BlockedQueue) -> None:
+    blocked.gate.set()
+    blocked.queue.close()
+    blocked.add("api", "late")
+    assert blocked.order == ["-late"] and not blocked.queue.failure
 
 
-def test_work_that_fails_does_not_stop_the_queue(held: Held) -> None:
-    held.queue.submit("api", lambda _: 1 / 0)
-    held.add("api", "after")
-    held.release()
-    assert held.order == ["after"]
+def test_work_that_fails_does_not_stop_the_queue(blocked: BlockedQueue) -> None:
+    blocked.queue.submit("api", lambda _: 1 / 0)
+    blocked.add("api", "after")
+    blocked.release()
+    assert blocked.order == ["after"]
 
 
 def test_closing_cancels_what_runs_and_drops_what_waits() -> None:
@@ -181,17 +181,17 @@ def test_closing_cancels_what_runs_and_drops_what_waits() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is the process's, not a thread's")
-def test_a_processor_that_computes_comes_after_the_pages() -> None:
-    seen: dict[str, int] = {}
+def test_the_queue_of_a_cpu_has_a_lower_priority() -> None:
+    priorities: dict[str, int] = {}
 
-    def look(name: str) -> None:
+    def record_priority(name: str) -> None:
         queue = DeviceQueue(name)
-        ticket = queue.submit("a", lambda _: seen.update({name: os.getpriority(os.PRIO_PROCESS, 0)}))
-        until(lambda: name in seen)
+        ticket = queue.submit("a", lambda _: priorities.update({name: os.getpriority(os.PRIO_PROCESS, 0)}))
+        until(lambda: name in priorities)
         assert not ticket.cancelled.is_set()
         queue.close()
 
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    look("cpu")
-    look("cuda:0")
-    assert seen == {"cpu": min(own + NICE, 19), "cuda:0": own} and os.getpriority(os.PRIO_PROCESS, 0) == own
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    record_priority("cpu")
+    record_priority("cuda:0")
+    assert priorities == {"cpu": min(usual + NICE, 19), "cuda:0": usual} and os.getpriority(os.PRIO_PROCESS, 0) == usual

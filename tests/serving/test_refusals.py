@@ -12,10 +12,10 @@ from tests.serving.conftest import TOKEN, Served
 pytestmark = pytest.mark.integration
 
 
-def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """Check the shape; returns the error object."""
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
+def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """Check the shape of an error response; returns its error object."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["code"] == code
     assert error["message"] and "Traceback" not in error["message"]
     return error
@@ -23,7 +23,7 @@ def refused(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 def post(served: Served, **parameters: Any) -> httpx.Response:
     with served.client() as client:
-        return client.post("/v1/chat/completions", json=served.ask(**parameters))
+        return client.post("/v1/chat/completions", json=served.chat_request(**parameters))
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ def test_an_answer_that_would_not_fit_is_cut_where_the_context_ends(
     assert post(served, model="cycle@right").status_code == 200
     for base in served.engine.pool._bases.values():
         monkeypatch.setattr(base.target, "max_length", 100)
-    answer = post(served, model="cycle@right", max_tokens=500).json()
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["total_tokens"] <= 100
-    assert any("context is full" in notice for notice in answer["speculation_summary"]["notices"])
+    response = post(served, model="cycle@right", max_tokens=500).json()
+    assert response["choices"][0]["finish_reason"] == "length"
+    assert response["usage"]["total_tokens"] <= 100
+    assert any("context is full" in notice for notice in response["speculation_summary"]["notices"])
 
 
 @pytest.mark.parametrize(
@@ -98,29 +98,29 @@ HALF = "a \ud83d b"
         ({HALF: 1}, "a \\ud83d b"),
     ],
 )
-def test_half_a_character_is_refused_where_it_stands(served: Served, parameters: dict[str, Any], field: str) -> None:
-    body = json.dumps({**served.ask(), **parameters})  # httpx itself could not send it
+def test_an_unpaired_surrogate_is_refused_by_field(served: Served, parameters: dict[str, Any], field: str) -> None:
+    body = json.dumps({**served.chat_request(), **parameters})  # httpx itself could not send it
     with served.client() as client:
         headers = {"Content-Type": "application/json"}
-        answer = client.post("/v1/chat/completions", content=body, headers=headers)
-    error = refused(answer, 400, "invalid_value")
+        response = client.post("/v1/chat/completions", content=body, headers=headers)
+    error = refused(response, 400, "invalid_value")
     assert error["param"] == field and error["message"].startswith(f"{field}: contains an unpaired surrogate")
 
 
 @pytest.mark.parametrize("path", ["/v1/models/%ED%A0%80", "/v1/runs/%ED%A0%80", "/v1/runs/%ED%A0%80/cancel"])
-def test_half_a_character_in_an_address_is_not_found(served: Served, path: str) -> None:
+def test_an_unpaired_surrogate_in_an_address_is_not_found(served: Served, path: str) -> None:
     with served.client() as client:
-        answer = client.get(path) if "models" in path else client.post(path)
-    assert answer.status_code == 404 and answer.json()["error"]["message"]
+        response = client.get(path) if "models" in path else client.post(path)
+    assert response.status_code == 404 and response.json()["error"]["message"]
 
 
 def test_an_unknown_parameter_is_refused_not_ignored(served: Served) -> None:
     assert refused(post(served, beam_width=4), 400, "unknown_parameter")["param"] == "beam_width"
 
 
-def test_parameters_that_change_nothing_are_taken(served: Served) -> None:
-    given = {"user": "me", "metadata": {"a": "b"}, "store": False, "n": 1, "frequency_penalty": 0.0, "logprobs": False}
-    assert post(served, **given).status_code == 200
+def test_parameters_that_change_nothing_are_accepted(served: Served) -> None:
+    fields = {"user": "me", "metadata": {"a": "b"}, "store": False, "n": 1, "frequency_penalty": 0.0, "logprobs": False}
+    assert post(served, **fields).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_an_unknown_drafter_or_option_is_refused_in_words(served: Served, specul
     refused(post(served, speculation=speculation), 400, "bad_input")
 
 
-def test_a_draft_asked_for_as_an_option_is_told_where_it_is_chosen(served: Served) -> None:
-    answer = post(served, speculation={"checkpoint": "right"})
-    assert answer.status_code == 400 and "base@draft" in answer.json()["error"]["message"]
+def test_a_draft_requested_as_an_option_is_refused_with_a_hint(served: Served) -> None:
+    response = post(served, speculation={"checkpoint": "right"})
+    assert response.status_code == 400 and "base@draft" in response.json()["error"]["message"]
 
 
 def test_a_tree_deeper_than_the_heads_is_refused(served: Served) -> None:
@@ -145,8 +145,8 @@ def test_a_tree_deeper_than_the_heads_is_refused(served: Served) -> None:
 def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes) -> None:
     with served.client() as client:
         headers = {"Content-Type": "application/json"}
-        answer = client.post("/v1/chat/completions", content=body, headers=headers)
-    assert answer.status_code == 400 and answer.json()["error"]["message"]
+        response = client.post("/v1/chat/completions", content=body, headers=headers)
+    assert response.status_code == 400 and response.json()["error"]["message"]
 
 
 def test_a_huge_body_is_refused_unread(served: Served) -> None:
@@ -160,18 +160,18 @@ def test_a_huge_body_is_refused_unread(served: Served) -> None:
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/runs/x", "/v1/nothing"])
 def test_everything_under_v1_needs_the_token(served: Served, authorization: str | None, path: str) -> None:
     headers = {} if authorization is None else {"Authorization": authorization}
-    with httpx.Client(base_url=served.url, headers=headers) as stranger:
-        answer = stranger.post(path, content=b"{") if path != "/v1/models" else stranger.get(path)
-    error = refused(answer, 401, "invalid_api_key")
-    assert error["type"] == "authentication_error" and answer.headers["www-authenticate"] == "Bearer"
-    assert TOKEN not in answer.text
+    with httpx.Client(base_url=served.url, headers=headers) as client:
+        response = client.post(path, content=b"{") if path != "/v1/models" else client.get(path)
+    error = refused(response, 401, "invalid_api_key")
+    assert error["type"] == "authentication_error" and response.headers["www-authenticate"] == "Bearer"
+    assert TOKEN not in response.text
 
 
 def test_health_needs_no_token_and_names_no_model(served: Served) -> None:
-    with httpx.Client(base_url=served.url) as stranger:
-        answer = stranger.get("/healthz")
-    assert answer.status_code == 200 and answer.json()["status"] == "ok"
-    assert "cycle" not in answer.text
+    with httpx.Client(base_url=served.url) as client:
+        response = client.get("/healthz")
+    assert response.status_code == 200 and response.json()["status"] == "ok"
+    assert "cycle" not in response.text
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_health_needs_no_token_and_names_no_model(served: Served) -> None:
 )
 def test_foreign_hosts_and_origins_are_refused_even_with_the_token(served: Served, headers: dict[str, str]) -> None:
     with served.client() as client:
-        refused(client.post("/v1/chat/completions", json=served.ask(), headers=headers), 403, "refused")
+        refused(client.post("/v1/chat/completions", json=served.chat_request(), headers=headers), 403, "refused")
 
 
 def test_unknown_addresses_and_methods_are_refused_in_the_same_shape(served: Served) -> None:
@@ -198,7 +198,7 @@ def test_unknown_addresses_and_methods_are_refused_in_the_same_shape(served: Ser
 
 
 @pytest.mark.parametrize("stop", [[1] * 100_000, [[["a"] * 500] * 200]])
-def test_a_body_of_very_many_values_is_refused_before_they_are_looked_at(served: Served, stop: list[Any]) -> None:
-    """A million wrong values made a million errors, which held every other request for a minute."""
+def test_a_body_of_very_many_values_is_refused_before_they_are_validated(served: Served, stop: list[Any]) -> None:
+    """A million wrong values gave a million errors, which blocked every other request for a minute."""
     error = refused(post(served, stop=stop), 400, "invalid_value")
     assert "at most 50,000 values" in error["message"]

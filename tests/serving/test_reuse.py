@@ -1,4 +1,4 @@
-"""A kept drafter and a kept cache change nothing of what is drafted or said, only how little is computed again."""
+"""A reused drafter and cache change neither drafts nor output, only how much is computed again."""
 
 from pathlib import Path
 from typing import Any
@@ -46,29 +46,29 @@ def steps(loaded: PooledModel, prompt: list[int], count: int) -> list[Step]:
     )
 
 
-def trace(made: list[Step]) -> list[Any]:
-    return [(s.tokens, s.draft_record.tokens, s.draft_record.parents, s.accepted) for s in made]
+def trace(generated: list[Step]) -> list[Any]:
+    return [(s.tokens, s.draft_record.tokens, s.draft_record.parents, s.accepted) for s in generated]
 
 
-def answer(made: list[Step]) -> list[int]:
-    return [token.id for step in made for token in step.tokens]
+def token_ids(generated: list[Step]) -> list[int]:
+    return [token.id for step in generated for token in step.tokens]
 
 
 @pytest.mark.parametrize("first_tokens", [7, 8])
-def test_a_second_turn_drafts_the_same_with_a_kept_drafter_as_with_a_new_one(ref: ModelRef, first_tokens: int) -> None:
+def test_a_second_turn_drafts_the_same_with_a_reused_and_a_new_drafter(ref: ModelRef, first_tokens: int) -> None:
     warm, cold = (ModelPool("cpu", "float32", 2**40) for _ in range(2))
     prompt = list(range(40, 60))
-    first = answer(steps(warm.get(ref), prompt, first_tokens))
+    first = token_ids(steps(warm.get(ref), prompt, first_tokens))
     second = [*prompt, *first, 70, 71, 72]
     assert warm.get(ref).drafter({}) is warm.get(ref).drafter({})
-    kept = steps(warm.get(ref), second, 16)
-    assert trace(kept) == trace(steps(cold.get(ref), second, 16))
+    reused = steps(warm.get(ref), second, 16)
+    assert trace(reused) == trace(steps(cold.get(ref), second, 16))
 
 
 def test_another_text_in_between_does_no_harm(ref: ModelRef) -> None:
     warm, cold = (ModelPool("cpu", "float32", 2**40) for _ in range(2))
     prompt = list(range(40, 60))
-    first = answer(steps(warm.get(ref), prompt, 12))
+    first = token_ids(steps(warm.get(ref), prompt, 12))
     list(
         generate(
             warm.get(ref).target, warm.get(ref).drafter({"drafter": "none"}), [5, 6, 7], GenerateConfig(max_tokens=9)
@@ -83,9 +83,9 @@ def test_draft_tokens_of_a_client_before_a_draft_change_no_token(ref: ModelRef, 
     """What comes after them is drafted as if the draft had proposed them itself."""
     loaded, prompt = ModelPool("cpu", "float32", 2**40).get(ref), list(range(40, 60))
     usual = steps(loaded, prompt, 20)
-    said = answer(usual)
-    sent = [*said[:right], said[right] + 1, *said[right + 1 :]]
+    expected = token_ids(usual)
+    sent = [*expected[:right], expected[right] + 1, *expected[right + 1 :]]
     config = GenerateConfig(max_tokens=20, eos_ids=frozenset())
-    made = list(generate(loaded.target, ClientDrafter(loaded.drafter({}), sent), prompt, config))
-    assert answer(made) == said
-    assert made[1].draft_record.tokens == (tuple(sent[1:]) if right else usual[1].draft_record.tokens)
+    generated = list(generate(loaded.target, ClientDrafter(loaded.drafter({}), sent), prompt, config))
+    assert token_ids(generated) == expected
+    assert generated[1].draft_record.tokens == (tuple(sent[1:]) if right else usual[1].draft_record.tokens)

@@ -1,4 +1,4 @@
-"""Rows of live runs: guarded moves, replay from an index, and only what every database can store."""
+"""Rows of live runs: guarded transitions, replay from an index, and values that every database can store."""
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -52,37 +52,37 @@ def test_a_step_is_stored_once(database: Settings) -> None:
         runs.add_steps(db, run_id, [record(0)])
 
 
-def test_what_no_database_stores_is_replaced(database: Settings) -> None:
+def test_values_that_databases_refuse_are_replaced(database: Settings) -> None:
     run_id = new_run(database)
     with writing(database) as db:
         runs.start_run(db, run_id)
         runs.add_steps(db, run_id, [record(0, "a\x00b")])
         runs.finish_run(db, run_id, "a\x00b", {"speed": float("nan"), "list": [float("inf"), 1.5]})
     with reading(database) as db:
-        kept = runs.steps_after(db, run_id)[0]
-        assert kept["tokens"][0]["text"] == "a\ufffdb" and kept["draft"]["logprobs"] == [None]
+        step = runs.steps_after(db, run_id)[0]
+        assert step["tokens"][0]["text"] == "a\ufffdb" and step["draft"]["logprobs"] == [None]
         run = runs.get_run(db, run_id)
         assert run.text == "a\ufffdb" and run.summary == {"speed": None, "list": [None, 1.5]}
 
 
 def test_groups_are_ordered(database: Settings) -> None:
     with writing(database) as db:
-        made = runs.create_comparison(db, [("a", {}), ("b", {}), ("c", {})])
+        comparison = runs.create_comparison(db, [("a", {}), ("b", {}), ("c", {})])
     with reading(database) as db:
-        assert [r.model for r in runs.group_runs(db, made[0].group_id)] == ["a", "b", "c"]
+        assert [r.model for r in runs.group_runs(db, comparison[0].group_id)] == ["a", "b", "c"]
 
 
 def test_only_ended_runs_are_deleted_with_their_steps(database: Settings) -> None:
-    going, done = new_run(database), new_run(database)
+    running, done = new_run(database), new_run(database)
     with writing(database) as db:
-        for run_id in (going, done):
+        for run_id in (running, done):
             runs.start_run(db, run_id)
             runs.add_steps(db, run_id, [record(0)])
         runs.finish_run(db, done, "", {})
-        for run_id in (going, done):
+        for run_id in (running, done):
             runs.delete_run(db, run_id)
     with reading(database) as db:
-        assert runs.get_run(db, going).state == "RUNNING" and step_count(db, going) == 1
+        assert runs.get_run(db, running).state == "RUNNING" and step_count(db, running) == 1
         assert step_count(db, done) == 0
         with pytest.raises(NotFound):
             runs.get_run(db, done)

@@ -1,6 +1,6 @@
-"""Responses of servers: recorded streams become runs with origins where the server gives them, and errors one sentence.
+"""Responses of servers: recorded streams become runs, with origins if the server reports them, and errors one sentence.
 
-A server of the test replays what vLLM and llama.cpp sent (tests/tools/served_replay.py)."""
+A test server replays what vLLM and llama.cpp sent (tests/tools/served_replay.py)."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import pytest
 from evaluation.published import PublishedStep
 from serving.served_steps import Emitted, emitted_steps
 from tests.serving.conftest import TOKEN, Served, until
-from tests.serving.test_live import ended, look, make_run, post, steps
+from tests.serving.test_live import make_run, post, read_run, steps, wait_until_ended
 from tests.tools.served_replay import Replay, replaying
 from tracking import runs
 from tracking.db import reading, writing
@@ -22,7 +22,7 @@ KEY = "sk-of-the-replayed-server-0123456789"
 
 @contextmanager
 def endpoint(served: Served, replay: Replay, name: str = "mine", **fields: Any) -> Iterator[str]:
-    """The replayed server as an endpoint of the home, added while the inference server runs; its runs' model."""
+    """Add the replayed server as an endpoint while the inference server runs; yields the model name of its runs."""
     fields = {"url": replay.url, "key_env": "REPLAYED_KEY", **fields}
     lines = [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
     path = served.settings.home / "settings.toml"
@@ -33,19 +33,19 @@ def endpoint(served: Served, replay: Replay, name: str = "mine", **fields: Any) 
         path.unlink()
 
 
-def answer(served: Served, model: str, **parameters: Any) -> tuple[Any, list[dict[str, Any]]]:
+def complete(served: Served, model: str, **parameters: Any) -> tuple[Any, list[dict[str, Any]]]:
     run_id = make_run(served, model, **parameters)
     assert post(served, run_id).json() == {"id": run_id, "queued": [run_id]}
-    run = ended(served, run_id)
+    run = wait_until_ended(served, run_id)
     return run, steps(served, run_id)
 
 
-def shown(records: list[dict[str, Any]]) -> str:
+def text_of(records: list[dict[str, Any]]) -> str:
     return "".join(token["text"] for record in records for token in record["tokens"])
 
 
 def published(*accepted: int, drafted: int = 3) -> list[PublishedStep]:
-    return [PublishedStep(each, drafted) for each in accepted]
+    return [PublishedStep(count, drafted) for count in accepted]
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def published(*accepted: int, drafted: int = 3) -> list[PublishedStep]:
     ],
 )
 def test_steps_are_found_in_chunks(chunks: list[int], accepted: list[int], sizes: list[int]) -> None:
-    found = emitted_steps(chunks, published(*accepted))
-    assert found and [each.tokens for each in found] == sizes
-    assert [each.step.accepted for each in found if each.step] == accepted
+    emitted = emitted_steps(chunks, published(*accepted))
+    assert emitted and [item.tokens for item in emitted] == sizes
+    assert [item.step.accepted for item in emitted if item.step] == accepted
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_steps_without_a_draft_are_no_verifications() -> None:
 
 
 @pytest.mark.integration
-def test_vllms_steps_color_its_tokens(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_steps_give_origins_of_tokens(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPLAYED_KEY", KEY)
     with replaying(key=KEY) as replay, endpoint(served, replay) as model:
-        run, records = answer(served, model, max_tokens=40)
-        asked = replay.asked[0]
-    assert run.state == "SUCCEEDED" and shown(records) == run.text and run.text.startswith("1. Red: This is the most")
-    assert (asked["model"], asked["max_tokens"], asked["logprobs"]) == ("starter", 40, True)
-    assert set(asked) == {"model", "messages", "max_tokens", "logprobs", "stream", "stream_options"}
+        run, records = complete(served, model, max_tokens=40)
+        request = replay.asked[0]
+    assert run.state == "SUCCEEDED" and text_of(records) == run.text and run.text.startswith("1. Red: This is the most")
+    assert (request["model"], request["max_tokens"], request["logprobs"]) == ("starter", 40, True)
+    assert set(request) == {"model", "messages", "max_tokens", "logprobs", "stream", "stream_options"}
     last = json.loads(replay.events()[-2].removeprefix("data: "))["metrics"]["speculative_decoding"]
     verified = [record for record in records if record["kind"] == "verify"]
     assert [record["served"]["accepted"] for record in verified] == last["per_step_accepted"]
@@ -113,8 +113,8 @@ def test_characters_of_several_tokens_and_the_token_at_the_end(
     served: Served, recording: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with replaying(recording=recording) as replay, endpoint(served, replay) as model:
-        run, records = answer(served, model)
-    assert run.summary["origins"] == "known" and shown(records) == run.text and "\ufffd" not in run.text
+        run, records = complete(served, model)
+    assert run.summary["origins"] == "known" and text_of(records) == run.text and "\ufffd" not in run.text
     tokens = [token for record in records for token in record["tokens"]]
     assert len(tokens) == run.summary["tokens"]
     if recording == "vllm-stop":
@@ -124,11 +124,11 @@ def test_characters_of_several_tokens_and_the_token_at_the_end(
 
 
 @pytest.mark.integration
-def test_llamacpps_totals_color_nothing(served: Served) -> None:
+def test_llamacpps_totals_give_no_origins(served: Served) -> None:
     with replaying(recording="llamacpp") as replay, endpoint(served, replay) as model:
-        run, records = answer(served, model)
-        asked = replay.asked[0]
-    assert run.state == "SUCCEEDED" and shown(records) == run.text and "logprobs" not in asked
+        run, records = complete(served, model)
+        request = replay.asked[0]
+    assert run.state == "SUCCEEDED" and text_of(records) == run.text and "logprobs" not in request
     assert {token["origin"] for record in records for token in record["tokens"]} == {"unknown"}
     summary = run.summary
     assert (summary["origins"], summary["accepted"], summary["drafted"]) == ("unknown", 15, 69)
@@ -140,12 +140,12 @@ def test_llamacpps_totals_color_nothing(served: Served) -> None:
 def test_another_speculoos_sends_its_own_records(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPLAYED_KEY", TOKEN)
     with endpoint(served, Replay(url=f"{served.url}/v1"), model="cycle@right") as model:
-        run, records = answer(served, model)
-    own, own_records = answer(served, "cycle@right")
-    assert run.text == own.text and run.summary["origins"] == "known" and run.summary["server"] == "Speculoos"
-    assert [r["tokens"] for r in records] == [r["tokens"] for r in own_records]
-    assert [r["draft"]["texts"] for r in records] == [r["draft"]["texts"] for r in own_records]
-    assert run.summary["mean_accepted_length"] == own.summary["mean_accepted_length"]
+        run, records = complete(served, model)
+    direct, direct_records = complete(served, "cycle@right")
+    assert run.text == direct.text and run.summary["origins"] == "known" and run.summary["server"] == "Speculoos"
+    assert [r["tokens"] for r in records] == [r["tokens"] for r in direct_records]
+    assert [r["draft"]["texts"] for r in records] == [r["draft"]["texts"] for r in direct_records]
+    assert run.summary["mean_accepted_length"] == direct.summary["mean_accepted_length"]
 
 
 @pytest.mark.integration
@@ -154,13 +154,13 @@ def test_text_arrives_while_it_is_streamed_and_can_be_cancelled(served: Served) 
         run_id = make_run(served, model)
         post(served, run_id)
         until(lambda: len(steps(served, run_id)) >= 6)
-        assert shown(steps(served, run_id)).startswith("1. Red") and look(served, run_id).state == "RUNNING"
-        other, _ = answer(served, "cycle")  # the device is free meanwhile
+        assert text_of(steps(served, run_id)).startswith("1. Red") and read_run(served, run_id).state == "RUNNING"
+        other, _ = complete(served, "cycle")  # the device is free meanwhile
         assert other.state == "SUCCEEDED"
         assert post(served, f"{run_id}/cancel").json() == {"id": run_id, "cancelled": True}
-        run = ended(served, run_id)
+        run = wait_until_ended(served, run_id)
         assert replay.left.wait(30)
-    assert run.state == "CANCELLED" and run.text == shown(steps(served, run_id)) and not run.error
+    assert run.state == "CANCELLED" and run.text == text_of(steps(served, run_id)) and not run.error
 
 
 @pytest.mark.integration
@@ -168,7 +168,7 @@ def test_failures_are_one_sentence_that_names_the_server(served: Served, monkeyp
     monkeypatch.setenv("REPLAYED_KEY", KEY)
 
     def error(model: str) -> str:
-        run, _ = answer(served, model)
+        run, _ = complete(served, model)
         assert run.state == "FAILED" and KEY not in run.error
         return run.error
 
@@ -176,10 +176,10 @@ def test_failures_are_one_sentence_that_names_the_server(served: Served, monkeyp
         assert (
             error(model) == "Server mine ended its response before it was complete: look at its log, then send again."
         )
-        gone = replay.url
+        url = replay.url
     with endpoint(served, replay) as model:
         assert (
-            error(model) == f"Server mine does not respond at {gone}: start it, or correct its address under Settings."
+            error(model) == f"Server mine does not respond at {url}: start it, or correct its address under Settings."
         )
     assert error(model) == "There is no server 'mine' (any more): start it, or add it under Settings, Servers."
     with replaying(key="another") as replay, endpoint(served, replay) as model:
@@ -194,13 +194,13 @@ def test_failures_are_one_sentence_that_names_the_server(served: Served, monkeyp
 @pytest.mark.integration
 def test_a_comparison_with_a_server_runs_one_by_one_and_compares_texts(served: Served) -> None:
     with replaying() as replay, endpoint(served, replay) as model:
-        request = served.ask()
+        request = served.chat_request()
         with writing(served.settings) as db:
-            made = runs.create_comparison(db, [("cycle", request), (model, request), (model, request)])
-        ids = [run.id for run in made]
+            comparison = runs.create_comparison(db, [("cycle", request), (model, request), (model, request)])
+        ids = [run.id for run in comparison]
         assert post(served, ids[0]).json()["queued"] == ids
         assert post(served, ids[0]).status_code in (202, 409)  # posted twice
-        columns = [ended(served, run_id) for run_id in ids]
+        columns = [wait_until_ended(served, run_id) for run_id in ids]
     assert [run.state for run in columns] == ["SUCCEEDED"] * 3
     assert columns[0].finished_at <= columns[1].finished_at <= columns[2].finished_at
     assert len(replay.asked) == 2

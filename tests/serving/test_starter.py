@@ -1,4 +1,4 @@
-"""The starter base behind the server: real words, the same with and without drafts."""
+"""The starter base on the server gives the same real text with and without drafts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,27 +22,27 @@ def real(served: Served) -> Iterator[Served]:
         yield served
 
 
-def ask(served: Served, messages: list[dict[str, str]], **parameters: Any) -> dict[str, Any]:
+def complete(served: Served, messages: list[dict[str, str]], **parameters: Any) -> dict[str, Any]:
     with served.client() as client:
         body = {"model": "starter", "messages": messages, "max_tokens": 28, **parameters}
-        answer = client.post("/v1/chat/completions", json=body, timeout=300)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+        response = client.post("/v1/chat/completions", json=body, timeout=300)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 @pytest.mark.real
-def test_the_starter_says_the_same_words_with_drafts_and_remembers_the_chat(
+def test_the_starter_gives_the_same_text_with_drafts_and_reuses_the_chat(
     real: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("speculoos.other_work.MIN_CPU_SECONDS", 0.01)  # a fast machine answers in less than the usual
     first = [{"role": "user", "content": QUESTION}]
-    plain = ask(real, first)
-    guessed = ask(real, first, speculation={"drafter": "ngram"})
+    plain = complete(real, first)
+    drafted = complete(real, first, speculation={"drafter": "ngram"})
     text = plain["choices"][0]["message"]["content"]
     assert "quick brown fox" in text
-    assert guessed["choices"][0]["message"]["content"] == text
-    summary = guessed["speculation_summary"]
+    assert drafted["choices"][0]["message"]["content"] == text
+    summary = drafted["speculation_summary"]
     assert summary["mean_accepted_length"] > 1.2 and 0 <= summary["other_load"] <= 1
     second = [*first, {"role": "assistant", "content": text}, {"role": "user", "content": "Thank you."}]
-    usage = ask(real, second, max_tokens=5)["usage"]
+    usage = complete(real, second, max_tokens=5)["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] > plain["usage"]["prompt_tokens"]

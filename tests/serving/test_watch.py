@@ -1,4 +1,4 @@
-"""A device whose thread hangs or died: /healthz says so, the server ends, the next one fails what it left."""
+"""A device whose thread hangs or has died: /healthz reports it, the server ends, the next one fails its runs."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 STUCK = 3
 
 
-def test_a_heart_is_late_after_the_limit_of_what_it_does() -> None:
+def test_a_heartbeat_is_overdue_after_the_limit_of_its_work() -> None:
     heartbeat = Heartbeat(60)
     assert not heartbeat.overdue
     heartbeat.beat("decoding", 0.05)
@@ -51,7 +51,7 @@ def test_an_idle_thread_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     queue.close()
 
 
-def test_work_that_is_silent_for_too_long_is_ill_until_it_beats() -> None:
+def test_work_without_a_heartbeat_is_a_failure_until_it_beats() -> None:
     queue, gate, beaten = DeviceQueue("test", limit=0.1), threading.Event(), threading.Event()
 
     def work(_: object) -> None:
@@ -71,7 +71,7 @@ def test_work_that_is_silent_for_too_long_is_ill_until_it_beats() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_died_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_died_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceQueue, "_next", lambda self: (_ for _ in ()).throw(SystemExit))
     queue = DeviceQueue("test", limit=60)
     until(lambda: not queue._thread.is_alive())
@@ -83,7 +83,7 @@ def hanging(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     yield from serve(tmp_path_factory.mktemp("home"), model_files, stuck_seconds=STUCK)
 
 
-def test_health_and_readiness_say_that_the_device_hangs(hanging: Served) -> None:
+def test_health_and_readiness_report_a_hanging_device(hanging: Served) -> None:
     gate = threading.Event()
     until(lambda: hanging.engine.heartbeat.doing == "idle")
     with httpx.Client(base_url=hanging.url, timeout=60) as client:
@@ -101,9 +101,9 @@ def test_health_and_readiness_say_that_the_device_hangs(hanging: Served) -> None
 
 
 def test_a_hanging_device_gives_no_heartbeat_as_a_row(home: Settings) -> None:
-    """`doctor` and the pages go by it."""
+    """`doctor` and the pages use it."""
 
-    class Stand:
+    class Stub:
         failure, device, pool = "It hangs.", "cpu", ()
 
         def __getattr__(self, name: str) -> Any:
@@ -113,10 +113,10 @@ def test_a_hanging_device_gives_no_heartbeat_as_a_row(home: Settings) -> None:
         with reading(home) as db:
             return processes.last_seen(db, "inference") is not None
 
-    engine, uses = Stand(), threading.Semaphore(0)
-    keys = Stand()
-    keys.store_uses = uses.release  # the last thing of each round
-    upkeep = Upkeep(home, engine, Stand(), keys)
+    engine, uses = Stub(), threading.Semaphore(0)
+    keys = Stub()
+    keys.store_uses = uses.release  # the last call of each round
+    upkeep = Upkeep(home, engine, Stub(), keys)
     assert uses.acquire(timeout=60) and not beats()
     engine.failure = ""
     upkeep._beat()
@@ -124,26 +124,26 @@ def test_a_hanging_device_gives_no_heartbeat_as_a_row(home: Settings) -> None:
     upkeep.close()
 
 
-def test_readiness_says_that_the_database_is_away(hanging: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = load({"SPECULOOS_HOME": str(hanging.settings.home / "nowhere")})
-    monkeypatch.setattr("serving.main.reading", lambda settings: reading(away))
-    answer = httpx.get(f"{hanging.url}/readyz")
-    assert answer.status_code == 503 and "database" in answer.json()["database"]
-    assert answer.json()["device"] == "ok"
+def test_readiness_reports_a_missing_database(hanging: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = load({"SPECULOOS_HOME": str(hanging.settings.home / "nowhere")})
+    monkeypatch.setattr("serving.main.reading", lambda settings: reading(missing))
+    response = httpx.get(f"{hanging.url}/readyz")
+    assert response.status_code == 503 and "database" in response.json()["database"]
+    assert response.json()["device"] == "ok"
 
 
-def test_the_watch_ends_what_stays_ill_and_spares_what_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_ends_a_failing_server_and_spares_one_that_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "EVERY_SECONDS", 0.02)
     monkeypatch.setattr(watch, "FAILURE_GRACE_SECONDS", 3.0)
-    monkeypatch.setattr(watch.faulthandler, "dump_traceback_later", lambda *a, **k: None)  # it is pytest's here
+    monkeypatch.setattr(watch.faulthandler, "dump_traceback_later", lambda *a, **k: None)  # pytest uses it
     monkeypatch.setattr(watch.faulthandler, "cancel_dump_traceback_later", lambda: None)
     ended: list[str] = []
-    ill, began = ["It hangs."], time.monotonic()
-    watching = DeviceWatch(lambda: ill[0] if time.monotonic() - began > 0.1 else "", 60, ended.append)
-    until(lambda: time.monotonic() - began > 0.2)
-    ill[0] = ""
+    failure, start = ["It hangs."], time.monotonic()
+    watching = DeviceWatch(lambda: failure[0] if time.monotonic() - start > 0.1 else "", 60, ended.append)
+    until(lambda: time.monotonic() - start > 0.2)
+    failure[0] = ""
     time.sleep(0.05)
-    ill[0] = "It hangs again."
+    failure[0] = "It hangs again."
     again = time.monotonic()
     until(lambda: bool(ended))
     assert ended == ["It hangs again."] and time.monotonic() - again > 2.5
@@ -157,14 +157,14 @@ def test_an_interpreter_that_hangs_is_ended_from_outside_it() -> None:
         "watch.DeviceWatch(lambda: '', 0.5, print)\ntime.sleep(1)\nprint('hangs', flush=True)\n"
         f"re.match('(a+)+$', {'a' * 64 + 'b'!r})"
     )
-    made = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=240)
-    assert made.returncode == 1 and made.stdout == "hangs\n"
-    assert "Timeout" in made.stderr and "re" in made.stderr
+    result = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 1 and result.stdout == "hangs\n"
+    assert "Timeout" in result.stderr and "re" in result.stderr
 
 
 def test_the_process_is_ended_with_its_reason() -> None:
-    """What becomes of its runs is in test_process."""
+    """test_process checks what happens to its runs."""
     code = "from serving.watch import end_process; end_process('It hangs.')"
-    made = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=240)
-    assert made.returncode == EXIT_CODE and "It hangs. The server ends so that its supervisor" in made.stderr
-    assert "Current thread" in made.stderr, "the tracebacks of all threads"
+    result = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == EXIT_CODE and "It hangs. The server ends so that its supervisor" in result.stderr
+    assert "Current thread" in result.stderr, "the tracebacks of all threads"

@@ -1,4 +1,4 @@
-"""Databases to try (SQLite always, PostgreSQL where its server binaries are installed), and jobs to change."""
+"""Fixtures that create jobs and read them again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from tracking.tables import Job
 
 @pytest.fixture
 def make_job(database: Settings) -> Callable[..., Job]:
-    """Makes a committed job; keyword arguments set its columns afterwards."""
+    """Creates a committed job; keyword arguments set its columns afterwards."""
 
     def make(name: str = "work", after: Job | None = None, **columns: Any) -> Job:
         with db.writing(database) as session:
@@ -28,10 +28,10 @@ def make_job(database: Settings) -> Callable[..., Job]:
 
 @pytest.fixture
 def read(database: Settings) -> Callable[[Job], Job]:
-    """The job as it is stored now."""
+    """Reads the stored state of a job."""
 
-    def again(job: Job) -> Job:
+    def read_job(job: Job) -> Job:
         with db.reading(database) as session:
             return jobs.get(session, job.id)
 
-    return again
+    return read_job

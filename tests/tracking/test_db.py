@@ -1,4 +1,4 @@
-"""The database: migrations up and down, no drift from the tables, sessions that commit, friendly failures."""
+"""The database: migrations up and down, no drift from the tables, sessions that commit, clear errors."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ UPLOAD = f"uploads/{'ab' * 32}/prompts.jsonl"
 
 
 def rows_of_an_old_home() -> list[Base | Dataset | Checkpoint | Job]:
-    """As versions before revision 0004 wrote them: every path absolute."""
+    """Rows as versions before revision 0004 wrote them, with absolute paths."""
     base, data, heads, job = "b" * 32, "d" * 32, "c" * 32, "e" * 32
     request = {"method": "medusa", "settings": {"draft_path": f"{OLD}/checkpoints/{heads}/attempt-3", "lr": 0.5}}
     imported = {"path": f"{OLD}/{UPLOAD}", "delete_after": True}
@@ -70,8 +70,8 @@ def rows_of_an_old_home() -> list[Base | Dataset | Checkpoint | Job]:
     ]
 
 
-def write_as_it_was(settings: Settings, rows: list[Base | Dataset | Checkpoint | Job]) -> None:
-    """Insert rows into the tables of an older revision, which lack columns that came later."""
+def write_old_rows(settings: Settings, rows: list[Base | Dataset | Checkpoint | Job]) -> None:
+    """Insert rows into the tables of an older revision, which lack later columns."""
     with db.connection(settings) as connection:
         for row in rows:
             table = sa.Table(row.__tablename__, sa.MetaData(), autoload_with=connection)
@@ -82,23 +82,23 @@ def write_as_it_was(settings: Settings, rows: list[Base | Dataset | Checkpoint |
 
 
 def _value(row: Table, column: sa.Column) -> object:
-    given, default = getattr(row, column.name), column.default
-    if given is not None or default is None:
-        return given
+    value, default = getattr(row, column.name), column.default
+    if value is not None or default is None:
+        return value
     return default.arg(None) if default.is_callable else default.arg
 
 
 @pytest.mark.parametrize("known_by", ["its own rows", "an upload only"])
-def test_paths_of_an_old_home_are_read_in_the_home_of_now(database: Settings, known_by: str) -> None:
+def test_paths_of_an_old_home_are_read_in_the_current_home(database: Settings, known_by: str) -> None:
     db.downgrade(database, "0003")
-    kept = (Base, Dataset, Checkpoint, Job) if known_by == "its own rows" else Job
-    write_as_it_was(database, [row for row in rows_of_an_old_home() if isinstance(row, kept)])
+    types = (Base, Dataset, Checkpoint, Job) if known_by == "its own rows" else Job
+    write_old_rows(database, [row for row in rows_of_an_old_home() if isinstance(row, types)])
     db.upgrade(database)
     with db.engine(database).connect() as connection:
-        words = [str(connection.execute(sa.text("SELECT request, result FROM jobs")).all())]
+        texts = [str(connection.execute(sa.text("SELECT request, result FROM jobs")).all())]
         for table in ("bases", "datasets", "checkpoints"):
-            words.append(str(connection.execute(sa.text(f"SELECT path FROM {table}")).all()))
-    assert OLD not in "".join(words) and str(database.home) not in "".join(words)
+            texts.append(str(connection.execute(sa.text(f"SELECT path FROM {table}")).all()))
+    assert OLD not in "".join(texts) and str(database.home) not in "".join(texts)
     with db.reading(database) as session:
         assert session.get_one(Job, "9" * 32).request["path"] == str(database.home / UPLOAD)
         settings = session.get_one(Job, "e" * 32).request["settings"]
@@ -134,7 +134,7 @@ def test_upgrade_works_from_any_folder_and_in_three_processes_at_once(home: Sett
 
 
 def test_all_changes_are_one_transaction(database: Settings) -> None:
-    """Between two of them another process could begin the one that comes next; and none is left half done."""
+    """Otherwise another process could start the next change in between, or a change could be left half done."""
     db.downgrade(database, "base")
     commits: list[sa.Connection] = []
     sa.event.listen(db.engine(database), "commit", commits.append)
@@ -184,7 +184,7 @@ def test_writers_wait_for_each_other_instead_of_failing(database: Settings) -> N
         assert session.get(Preference, "count").value == {"n": 80}
 
 
-def test_a_database_without_tables_says_how_to_mend_it(home: Settings, tmp_path: Path) -> None:
+def test_a_database_without_tables_names_the_command_that_creates_them(home: Settings, tmp_path: Path) -> None:
     empty = replace(home, database_url=f"sqlite:///{tmp_path}/empty.db")
     with pytest.raises(Unavailable, match="speculoos up"), db.reading(empty) as session:
         session.scalar(sa.select(Experiment.id))
@@ -196,10 +196,10 @@ def test_a_database_without_tables_says_how_to_mend_it(home: Settings, tmp_path:
     ids=["sqlite", "postgresql"],
 )
 def test_an_unreachable_database_is_named_without_its_password(home: Settings, url: str) -> None:
-    with pytest.raises(Unavailable) as caught, db.reading(replace(home, database_url=url)) as session:
+    with pytest.raises(Unavailable) as error, db.reading(replace(home, database_url=url)) as session:
         session.scalar(sa.select(Experiment.id))
-    assert "cannot be used now" in str(caught.value)
-    assert "sesame" not in str(caught.value)
+    assert "cannot be used now" in str(error.value)
+    assert "sesame" not in str(error.value)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://host/name"])
@@ -209,8 +209,8 @@ def test_a_wrong_database_url_is_bad_input(home: Settings, url: str) -> None:
 
 
 @pytest.mark.integration
-def test_a_full_disk_is_named_and_rows_with_a_place_in_the_file_are_written_again(small_disk: Path) -> None:
-    """The log of a database that is written every second is put back and cut, so it never holds the room for good."""
+def test_a_full_disk_is_named_and_rows_already_in_the_file_can_be_updated(small_disk: Path) -> None:
+    """The log of a database that is written every second is truncated regularly, so it does not keep its space."""
     full = load({"SPECULOOS_HOME": str(small_disk)})
     db.upgrade(full)
     db.dispose()  # closed once: its tables are in the file, not in the log alone
@@ -237,7 +237,7 @@ def test_a_full_disk_is_named_and_rows_with_a_place_in_the_file_are_written_agai
 def test_a_home_on_a_full_disk_is_opened_once_the_reserve_is_given_up(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No process has it open, so SQLite must make the index of its log first."""
+    """No process has the database open, so SQLite must create the index of its log first."""
     monkeypatch.setenv("SPECULOOS_HOME", str(small_disk / "home"))
     full = load()
     db.upgrade(full)
@@ -267,7 +267,7 @@ def test_the_log_of_many_rows_stays_short(home: Settings) -> None:
     assert log.stat().st_size < 1.5 * 2**20, "SQLite's own 1,000 pages are 4 MB"
 
 
-def test_what_no_database_takes_is_replaced_in_keys_too(database: Settings) -> None:
+def test_values_that_databases_refuse_are_replaced_in_keys_too(database: Settings) -> None:
     with db.writing(database) as session:
         session.add(Preference(key="odd", value={"a\x00b": ["\x00\ud83d", float("nan"), {"c": float("inf")}]}))
     with db.reading(database) as session:
@@ -294,17 +294,17 @@ def test_a_value_that_cannot_be_read_is_a_damaged_database(home: Settings, colum
 
 
 @pytest.mark.integration
-def test_a_disk_that_may_only_be_read_is_named_in_one_sentence(
+def test_a_read_only_disk_is_named_in_one_sentence(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SQLite writes beside its file for reading too."""
+    """SQLite writes files next to the database even to read it."""
     monkeypatch.setenv("SPECULOOS_HOME", str(small_disk / "home"))
     assert main(["models"]) == 0
     db.dispose()
     capsys.readouterr()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for words in (["up"], ["jobs"], ["models"], ["verify"], ["backup", "/nowhere/x.tar"], ["endpoints", "add", "x"]):
-        url = ["--url", "http://a"] if words[0] == "endpoints" else []
-        assert main([*words, *url]) == 1, words
-        said = capsys.readouterr().err
-        assert str(small_disk) in said and "SPECULOOS_HOME" in said and "Traceback" not in said, words
+    for args in (["up"], ["jobs"], ["models"], ["verify"], ["backup", "/nowhere/x.tar"], ["endpoints", "add", "x"]):
+        url = ["--url", "http://a"] if args[0] == "endpoints" else []
+        assert main([*args, *url]) == 1, args
+        stderr = capsys.readouterr().err
+        assert str(small_disk) in stderr and "SPECULOOS_HOME" in stderr and "Traceback" not in stderr, args

@@ -41,13 +41,13 @@ def test_a_job_without_metrics_has_none(home: Settings) -> None:
 
 
 def test_steps_at_uneven_distances_are_thinned_as_evenly(database: Settings) -> None:
-    """A first step of its own, and a last one where training was stopped early."""
+    """The first step, and the last one of a training that was stopped early, have other distances."""
     with writing(database) as rows:
         job = jobs.create(rows, kind="train", queue="gpu", request={}, name="odd")
         job.state, job.attempt = JobState.RUNNING, 1
         rows.flush()
-        odd = [1, *range(10, 10_001, 10), 10_003]
-        reports.write(rows, job.id, 1, reports.JobReport(metrics={("eval/loss", step): 1.0 for step in odd}))
+        uneven = [1, *range(10, 10_001, 10), 10_003]
+        reports.write(rows, job.id, 1, reports.JobReport(metrics={("eval/loss", step): 1.0 for step in uneven}))
     with reading(database) as rows:
         steps = [step for step, _ in reports.sampled_metrics(rows, job.id, points=100)["eval/loss"]]
     assert (steps[0], steps[-1]) == (1, 10_003)

@@ -1,4 +1,4 @@
-"""Figures of evaluations in columns: of new results, and of those that were there before the columns."""
+"""Columns with the figures of evaluations, for new results and for those stored before the columns existed."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_a_result_fills_its_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    "strange",
+    "result",
     [
         {},
         {"speedup": float("nan"), "speedup_interval": [1.0]},
@@ -41,8 +41,8 @@ def test_a_result_fills_its_columns() -> None:
         {"speedup": None, "speedup_interval": None, "mean_accepted_length": True},
     ],
 )
-def test_what_a_result_does_not_say_is_empty(strange: dict[str, object]) -> None:
-    columns = columns_of(strange)
+def test_missing_and_invalid_figures_are_empty(result: dict[str, object]) -> None:
+    columns = columns_of(result)
     assert set(columns) == set(COLUMNS)
     assert all(columns[key] is None for key in columns if key not in ("dtype", "machine"))
 
@@ -57,9 +57,9 @@ def test_evaluations_of_earlier_versions_get_their_columns(database: Settings) -
         session.add(Base(id="b", name="b", source="folder", location="/x"))
         session.add(Dataset(id="d", name="my questions", kind="prompts"))
     db.downgrade(database, "0005")
-    asked = {"base_id": "b", "dataset_id": "d", "drafting": {"depth": 3}}
+    evaluation_config = {"base_id": "b", "dataset_id": "d", "drafting": {"depth": 3}}
     rows = [
-        ("one", json.dumps(asked), json.dumps(RESULT), "ready"),
+        ("one", json.dumps(evaluation_config), json.dumps(RESULT), "ready"),
         ("two", json.dumps({"base_id": "b"}), json.dumps({}), "failed"),
     ]
     columns = "id, name, note, created_at, state, base_id, config, result"
@@ -85,11 +85,11 @@ def test_evaluations_of_earlier_versions_get_their_columns(database: Settings) -
 
 
 def test_the_built_in_questions_of_earlier_rows_have_the_name_of_new_ones(database: Settings) -> None:
-    """Those that were asked as a dataset are known by what its import read, or, where it is gone, by its name."""
+    """Questions from a dataset are recognized by the file it was imported from or, if it is deleted, by its name."""
     name, new = builtin.QUESTIONS, (BUILT_IN_SUITE_NAME, suite_title(BUILT_IN_SUITE_NAME))
     request = builtin.find_built_in(name).request().to_json()
     old = {"original_name": f"{name}.jsonl", "path": "/a/clone/evaluation/questions.jsonl"}
-    sets = {
+    datasets = {
         "renamed": ("mine", request, new),
         "early": (name, old, new),
         "some": ("first-five", {**request, "limit": 5}, (OWN_SUITE_NAME, "first-five")),
@@ -101,13 +101,13 @@ def test_the_built_in_questions_of_earlier_rows_have_the_name_of_new_ones(databa
     db.downgrade(database, "0008")
     with db.writing(database) as session:
         session.add(Base(id="b", name="b", source="folder", location="/x"))
-        for row_id, (called, config, _) in sets.items():
+        for row_id, (dataset_name, config, _) in datasets.items():
             if config:
-                session.add(Dataset(id=row_id, name=f"{called} {row_id}", kind="prompts", config=config))
-            asked = {"base_id": "b", "dataset_id": row_id}
-            suite = {"suite": OWN_SUITE_NAME if row_id else BUILT_IN_SUITE_NAME, "questions": called}
-            session.add(Evaluation(id=row_id or "none", name="b", base_id="b", config=asked, **suite))
+                session.add(Dataset(id=row_id, name=f"{dataset_name} {row_id}", kind="prompts", config=config))
+            evaluation_config = {"base_id": "b", "dataset_id": row_id}
+            suite = {"suite": OWN_SUITE_NAME if row_id else BUILT_IN_SUITE_NAME, "questions": dataset_name}
+            session.add(Evaluation(id=row_id or "none", name="b", base_id="b", config=evaluation_config, **suite))
     db.upgrade(database)
     with db.reading(database) as session:
-        found = {row.id: (row.suite, row.questions) for row in session.scalars(sa.select(Evaluation))}
-    assert found == {row_id or "none": wanted for row_id, (*_, wanted) in sets.items()}
+        actual = {row.id: (row.suite, row.questions) for row in session.scalars(sa.select(Evaluation))}
+    assert actual == {row_id or "none": expected for row_id, (*_, expected) in datasets.items()}

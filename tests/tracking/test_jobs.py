@@ -1,4 +1,4 @@
-"""The life of a job row: who may claim, renew, end, cancel and retry it; what happens to those that wait for it."""
+"""The life cycle of a job: who may claim, renew, end, cancel and retry it; what happens to jobs that wait for it."""
 
 import contextlib
 import itertools
@@ -69,7 +69,7 @@ def test_a_clock_that_was_put_back_lets_no_job_jump_the_queue(database: Settings
     assert other.queued_at < first.queued_at
 
 
-def test_no_attempt_starts_beyond_the_cap_or_after_a_wish_to_stop(database: Settings, make_job: Make) -> None:
+def test_no_attempt_starts_beyond_the_cap_or_after_a_cancellation_request(database: Settings, make_job: Make) -> None:
     assert claim(database, make_job(state=S.INTERRUPTED, attempt=5)) is None
     assert claim(database, make_job(cancel_requested=True)) is None
 
@@ -164,7 +164,7 @@ ENDINGS: dict[JobState, Callable[..., object]] = {
 
 
 def test_only_the_transitions_of_the_table_happen(database: Settings, make_job: Make, read: Read) -> None:
-    """Every state × every verb: the row moves exactly when the table of states allows it."""
+    """Every state with every operation: the state changes exactly when TRANSITIONS allows it."""
     for before, after in itertools.product(JobState, JobState):
         check_transition(database, make_job, read, before, after)
 
@@ -175,7 +175,7 @@ def check_transition(database: Settings, make_job: Make, read: Read, before: Job
         do(database, ENDINGS[after], job)
     stored = read(job).state
     if before == S.RUNNING and after == S.CANCELLED:
-        assert (stored, read(job).cancel_requested) == (S.RUNNING, True)  # asked; the worker ends it
+        assert (stored, read(job).cancel_requested) == (S.RUNNING, True)  # requested; the worker ends it
         do(database, jobs.finish_cancelled, job.id, 1)
         stored = read(job).state
     possible = {S.FAILED} if before == S.INTERRUPTED else set()  # only by the cap, tested below
@@ -183,7 +183,7 @@ def check_transition(database: Settings, make_job: Make, read: Read, before: Job
     assert stored == expected, f"{before} by the verb of {after}"
 
 
-def test_states_answer_questions() -> None:
+def test_transitions_between_states() -> None:
     assert S.FAILED.can_become(S.QUEUED)
     assert not S.SUCCEEDED.can_become(S.RUNNING)
 
@@ -202,7 +202,7 @@ def test_a_crash_loop_ends_failed_with_a_sentence(database: Settings, make_job: 
 
 
 def test_attempts_that_get_further_are_not_counted(database: Settings, make_job: Make) -> None:
-    """A job of many days on a machine that is restarted often comes to its end."""
+    """A job of many days finishes on a machine that is restarted often."""
     job = make_job()
     for attempt in range(1, 20):
         assert claim(database, job) == attempt
@@ -222,7 +222,7 @@ def test_a_worker_that_is_stopped_gives_the_attempt_back(database: Settings, mak
         do(database, jobs.interrupt, job.id, attempt, "The worker was stopped.", uses_attempt=False)
 
 
-def test_cancelling_a_waiting_job_ends_it_at_once_and_a_running_one_is_asked(
+def test_cancelling_ends_a_waiting_job_at_once_and_is_requested_of_a_running_one(
     database: Settings, make_job: Make, read: Read
 ) -> None:
     waiting, running = make_job(), make_job()
@@ -237,7 +237,7 @@ def test_cancelling_a_waiting_job_ends_it_at_once_and_a_running_one_is_asked(
         do(database, jobs.request_cancel, waiting.id)
 
 
-def test_those_that_wait_are_cancelled_with_it_and_come_back_with_its_retry(
+def test_waiting_jobs_are_cancelled_and_retried_with_the_job_they_wait_for(
     database: Settings, make_job: Make, read: Read
 ) -> None:
     first = make_job("first")

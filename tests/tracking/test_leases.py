@@ -1,4 +1,4 @@
-"""Device leases: one holder at a time, run out by themselves; heartbeats of processes."""
+"""Device leases have one holder at a time and expire; heartbeats of processes."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ def test_a_device_has_one_holder_until_it_is_released(database: Settings) -> Non
     assert acquire(database, "run:2")
 
 
-def test_a_lease_that_is_not_renewed_runs_out_and_its_holder_hears_of_it(database: Settings) -> None:
+def test_a_lease_that_is_not_renewed_expires_and_its_holder_cannot_renew_it(database: Settings) -> None:
     acquire(database, "job:1", seconds=-1)
     with db.reading(database) as session:
         assert leases.holder(session, "cpu") == ""
@@ -121,7 +121,7 @@ def test_an_older_job_takes_over_the_reservation_of_a_younger_one(
         assert leases.acquire_some(session, ["a"], 1, old, 60, 1) == ["a"]
 
 
-def test_a_holder_is_named_in_words(database: Settings, make_job: Callable[..., Job]) -> None:
+def test_a_holder_has_the_name_of_its_job(database: Settings, make_job: Callable[..., Job]) -> None:
     job = make_job("Train heads")
     acquire(database, f"job:{job.id}")
     with db.reading(database) as session:
@@ -146,16 +146,16 @@ def test_processes_are_alive_while_they_beat(database: Settings) -> None:
 @pytest.mark.parametrize("ahead", [2, -2, 3600])
 def test_a_beat_is_due_when_the_clock_is_changed(ahead: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "BEAT_SECONDS", 86_400)
-    looks, true_time, ended = iter(range(100)), time.time, threading.Event()
+    checks, true_time, ended = iter(range(100)), time.time, threading.Event()
 
     def wait(_seconds: float) -> bool:
-        if next(looks) == 2:
-            monkeypatch.setattr(time, "time", lambda: true_time() + ahead)  # the clock is set between two looks
+        if next(checks) == 2:
+            monkeypatch.setattr(time, "time", lambda: true_time() + ahead)  # the clock is set between two checks
         return False
 
     monkeypatch.setattr(ended, "wait", wait)
     assert not processes._pause(ended)
-    assert next(looks) == 3, "due at the first look after the change, not before"
+    assert next(checks) == 3, "due at the first look after the change, not before"
 
 
 def test_a_silent_process_counts_as_gone_and_is_forgotten_later(database: Settings) -> None:

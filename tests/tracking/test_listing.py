@@ -1,4 +1,4 @@
-"""Lists of jobs and the sentence on what one waits for."""
+"""Lists of jobs, and the sentence about what a job waits for."""
 
 from collections.abc import Callable
 
@@ -44,7 +44,7 @@ def test_queues_do_not_wait_for_each_other(database: Settings, make_job: Make) -
     assert waits(database, make_job("train")) == "Starts in a moment."
 
 
-def test_lists_are_narrowed_and_the_signature_tells_of_changes(database: Settings, make_job: Make) -> None:
+def test_lists_are_narrowed_and_the_signature_changes_with_them(database: Settings, make_job: Make) -> None:
     with db.reading(database) as session:
         before = listing.signature(session)
     failed, waiting = make_job("a", state="FAILED"), make_job("b")

@@ -29,11 +29,11 @@ def twelve(database: Settings) -> Settings:
 def shown(settings: Settings, offset: str | None = "") -> tuple[list[str], Page]:
     assert offset is not None
     with db.reading(settings) as session:
-        found = page(session, listing.newest(), offset, size=5)
-    return [job.id for job in found.rows], found
+        result = page(session, listing.newest(), offset, size=5)
+    return [job.id for job in result.rows], result
 
 
-def test_every_row_is_on_one_page_and_the_ways_lead_back(twelve: Settings) -> None:
+def test_every_row_is_on_one_page_and_the_links_lead_back(twelve: Settings) -> None:
     first, here = shown(twelve)
     assert (here.first, here.total, here.newer) == (1, 12, None)
     second, middle = shown(twelve, here.older)
@@ -44,9 +44,9 @@ def test_every_row_is_on_one_page_and_the_ways_lead_back(twelve: Settings) -> No
 
 
 @pytest.mark.parametrize("offset", ["x", "-1.x", "9.", "99999999.x", "9999999999999999999.x", "²."])
-def test_a_place_that_cannot_be_is_some_page(twelve: Settings, offset: str) -> None:
-    rows, found = shown(twelve, offset)
-    assert rows and found.total == 12
+def test_an_invalid_offset_gives_some_page(twelve: Settings, offset: str) -> None:
+    rows, result = shown(twelve, offset)
+    assert rows and result.total == 12
 
 
 def test_a_long_list_is_counted_up_to_a_limit(twelve: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Rows a running job writes about itself: batches, overwritten steps, values no database stores."""
+"""Reports of a running job: batches, overwritten steps, values that no database stores."""
 
 from collections.abc import Callable
 
@@ -56,14 +56,14 @@ def test_log_lines_come_in_order_and_can_be_followed(database: Settings, job: Jo
         assert [line.message for line in after] == ["line 4"]
 
 
-def test_a_report_tells_whether_someone_asked_to_stop(database: Settings, job: Job) -> None:
+def test_a_report_returns_whether_cancellation_was_requested(database: Settings, job: Job) -> None:
     assert write(database, job) is False
     with db.writing(database) as session:
         jobs.request_cancel(session, job.id)
     assert write(database, job) is True
 
 
-def test_a_heartbeat_alone_is_nothing_a_page_must_redraw(database: Settings, job: Job) -> None:
+def test_a_heartbeat_alone_does_not_raise_the_version(database: Settings, job: Job) -> None:
     with db.reading(database) as session:
         before = jobs.get(session, job.id)
     write(database, job)
@@ -72,7 +72,7 @@ def test_a_heartbeat_alone_is_nothing_a_page_must_redraw(database: Settings, job
     assert after.version == before.version and after.heartbeat_at is not None
 
 
-def test_deleting_a_job_takes_its_reports_along(database: Settings, job: Job) -> None:
+def test_deleting_a_job_deletes_its_reports(database: Settings, job: Job) -> None:
     write(database, job, metrics={("loss", 1): 1.0}, logs=[(now(), "info", "x")], samples=[(1, {})])
     with db.writing(database) as session:
         session.delete(session.get_one(Job, job.id))

@@ -1,4 +1,4 @@
-"""Names, references, deletion with its sentences, the starter's row, and the zip of a checkpoint."""
+"""Names, references, deletion and its messages, the starter's row, and the zip of a checkpoint."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, J
 
 
 @pytest.fixture
-def things(database: Settings) -> dict[str, str]:
+def ids(database: Settings) -> dict[str, str]:
     """Two bases with a checkpoint of the same name, on data that came from prompts. Ids by name."""
     with db.writing(database) as session:
         one = Base(name="one", source="folder", location="/x", state="ready")
@@ -35,21 +35,21 @@ def things(database: Settings) -> dict[str, str]:
         other = Checkpoint(name="heads", method="medusa", base_id=two.id)
         session.add_all([heads, other])
         session.flush()
-        measured = Evaluation(name="eval", base_id=one.id, checkpoint_id=heads.id)
-        session.add(measured)
+        evaluation = Evaluation(name="eval", base_id=one.id, checkpoint_id=heads.id)
+        session.add(evaluation)
         session.flush()
-        rows = {"one": one, "two": two, "prompts": prompts, "answers": answers, "heads": heads, "eval": measured}
+        rows = {"one": one, "two": two, "prompts": prompts, "answers": answers, "heads": heads, "eval": evaluation}
         return {name: row.id for name, row in rows.items()}
 
 
-def test_models_are_found_as_base_or_base_at_checkpoint(database: Settings, things: dict[str, str]) -> None:
+def test_models_are_found_as_base_or_base_at_checkpoint(database: Settings, ids: dict[str, str]) -> None:
     with db.reading(database) as session:
-        assert queries.find_model(session, "one")[0].id == things["one"]
+        assert queries.find_model(session, "one")[0].id == ids["one"]
         base, checkpoint = queries.find_model(session, "one@heads")
-        assert (base.id, checkpoint.id) == (things["one"], things["heads"])
+        assert (base.id, checkpoint.id) == (ids["one"], ids["heads"])
         assert queries.model_name(session, base.id, checkpoint.id) == "one@heads"
-        assert queries.find_checkpoint(session, things["heads"]).name == "heads"
-        assert queries.find_checkpoint(session, "heads", base_id=things["one"]).id == things["heads"]
+        assert queries.find_checkpoint(session, ids["heads"]).name == "heads"
+        assert queries.find_checkpoint(session, "heads", base_id=ids["one"]).id == ids["heads"]
         with pytest.raises(BadInput, match="MODEL@heads"):
             queries.find_checkpoint(session, "heads")
         with pytest.raises(NotFound, match="no model 'three'; known are two, one"):
@@ -58,7 +58,7 @@ def test_models_are_found_as_base_or_base_at_checkpoint(database: Settings, thin
             queries.find_model(session, "one@hats")
 
 
-def test_what_is_not_ready_says_so(database: Settings, things: dict[str, str]) -> None:
+def test_a_base_that_is_not_ready_is_refused(database: Settings, ids: dict[str, str]) -> None:
     with db.reading(database) as session:
         queries.must_be_ready(queries.find_base(session, "one"))
         with pytest.raises(Conflict, match="still being made"):
@@ -71,17 +71,17 @@ def test_names_that_would_confuse_are_refused(name: str) -> None:
         names.check_name(name)
 
 
-def test_made_up_names_are_free_and_allowed(database: Settings, things: dict[str, str]) -> None:
+def test_generated_names_are_free_and_allowed(database: Settings, ids: dict[str, str]) -> None:
     with db.reading(database) as session:
         assert names.free_name(session, Dataset, "prompts") == "prompts-2"
         assert names.free_name(session, Dataset, "new one") == "new one"
-        assert names.free_name(session, Checkpoint, "heads", things["one"]) == "heads-2"
+        assert names.free_name(session, Checkpoint, "heads", ids["one"]) == "heads-2"
         assert names.free_name(session, Dataset, "we@ird\n") == "we-ird"
         with pytest.raises(Conflict, match="dataset named 'prompts'"):
             names.check_free_name(session, Dataset, "prompts")
 
 
-def test_renaming_keeps_names_unique_and_the_starter_itself(database: Settings, things: dict[str, str]) -> None:
+def test_renaming_keeps_names_unique_and_the_starter_itself(database: Settings, ids: dict[str, str]) -> None:
     with db.writing(database) as session:
         data = queries.find_dataset(session, "prompts")
         changes.rename(session, data, "  questions ")
@@ -93,42 +93,40 @@ def test_renaming_keeps_names_unique_and_the_starter_itself(database: Settings, 
             changes.rename(session, queries.find_base(session, "one"), "starter")
 
 
-def test_deletion_says_what_depends_on_it_and_force_takes_it_along(database: Settings, things: dict[str, str]) -> None:
-    folder = database.home / "checkpoints" / things["heads"] / "attempt-1"
+def test_deletion_names_dependents_and_force_deletes_them(database: Settings, ids: dict[str, str]) -> None:
+    folder = database.home / "checkpoints" / ids["heads"] / "attempt-1"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"x" * 100)
-    half = database.home / "models" / f".{things['one']}.partial"  # a download that was given up
+    half = database.home / "models" / f".{ids['one']}.partial"  # a download that was given up
     half.mkdir(parents=True)
     (half / "model.safetensors").write_bytes(b"x" * 10)
-    with pytest.raises(Conflict) as caught, db.writing(database) as session:
-        changes.delete(session, database, session.get_one(Base, things["one"]))
-    assert "the draft “heads”" in str(caught.value) and "the dataset “answers”" in str(caught.value)
+    with pytest.raises(Conflict) as error, db.writing(database) as session:
+        changes.delete(session, database, session.get_one(Base, ids["one"]))
+    assert "the draft “heads”" in str(error.value) and "the dataset “answers”" in str(error.value)
     with db.writing(database) as session:
-        paths = changes.delete(session, database, session.get_one(Base, things["one"]), force=True)
+        paths = changes.delete(session, database, session.get_one(Base, ids["one"]), force=True)
     assert changes.remove_files(paths) == 110 and not folder.parent.exists() and not half.exists()
     with db.reading(database) as session:
-        assert session.get(Checkpoint, things["heads"]) is None and session.get(Evaluation, things["eval"]) is None
-        assert session.get_one(Dataset, things["answers"]).base_id is None, "answers stay without their base"
+        assert session.get(Checkpoint, ids["heads"]) is None and session.get(Evaluation, ids["eval"]) is None
+        assert session.get_one(Dataset, ids["answers"]).base_id is None, "answers stay without their base"
 
 
-def test_nothing_is_deleted_while_a_job_uses_it(database: Settings, things: dict[str, str]) -> None:
+def test_nothing_is_deleted_while_a_job_uses_it(database: Settings, ids: dict[str, str]) -> None:
     with db.writing(database) as session:
-        job = Job(name="Train", kind="train", queue="gpu", request={"dataset_id": things["answers"]}, state="RUNNING")
+        job = Job(name="Train", kind="train", queue="gpu", request={"dataset_id": ids["answers"]}, state="RUNNING")
         session.add(job)
     with pytest.raises(Conflict, match="“Train”"), db.writing(database) as session:
-        changes.delete(session, database, session.get_one(Dataset, things["answers"]), force=True)
+        changes.delete(session, database, session.get_one(Dataset, ids["answers"]), force=True)
     with pytest.raises(Conflict, match="cancel it first"), db.writing(database) as session:
         changes.delete(session, database, session.get_one(Job, job.id))
 
 
-def test_an_ended_job_is_deleted_with_its_log_and_leaves_what_it_made(
-    database: Settings, things: dict[str, str]
-) -> None:
+def test_an_ended_job_is_deleted_with_its_log_but_without_its_outputs(database: Settings, ids: dict[str, str]) -> None:
     with db.writing(database) as session:
         job = Job(name="Train", kind="train", queue="gpu", state="SUCCEEDED")
         session.add(job)
         session.flush()
-        session.get_one(Checkpoint, things["heads"]).job_id = job.id
+        session.get_one(Checkpoint, ids["heads"]).job_id = job.id
     log = database.home / "logs" / f"{job.id}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("line")
@@ -137,17 +135,17 @@ def test_an_ended_job_is_deleted_with_its_log_and_leaves_what_it_made(
     with db.writing(database) as session:
         changes.remove_files(changes.delete(session, database, session.get_one(Job, job.id), force=True))
     with db.reading(database) as session:
-        assert session.get_one(Checkpoint, things["heads"]).job_id is None
+        assert session.get_one(Checkpoint, ids["heads"]).job_id is None
     assert not log.exists()
 
 
-def test_an_experiment_is_found_made_and_deleted_without_its_things(database: Settings) -> None:
+def test_an_experiment_is_found_created_and_deleted_without_its_contents(database: Settings) -> None:
     with db.writing(database) as session:
-        made = queries.ensure_experiment(session, "first try")
-        assert queries.ensure_experiment(session, "first try").id == made.id
-        session.add(Dataset(name="d", kind="prompts", experiment_id=made.id))
+        experiment = queries.ensure_experiment(session, "first try")
+        assert queries.ensure_experiment(session, "first try").id == experiment.id
+        session.add(Dataset(name="d", kind="prompts", experiment_id=experiment.id))
     with db.writing(database) as session:
-        changes.delete(session, database, session.get_one(Experiment, made.id))
+        changes.delete(session, database, session.get_one(Experiment, experiment.id))
         assert queries.find_dataset(session, "d").experiment_id is None
 
 
@@ -187,17 +185,17 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_the_zip_holds_the_checkpoint_and_its_sums_in_little_memory(
     checkpoint: Path, tmp_path: Path, standalone: bool
 ) -> None:
-    if standalone:  # a whole model, which says how it ends a text
+    if standalone:  # a complete model, with its end tokens
         (checkpoint / "generation_config.json").write_text("{}")
     tracemalloc.start()
     target = archive.write_zip(checkpoint, tmp_path / "heads.zip")
-    most = tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 2 * archive.CHUNK
+    assert peak < 2 * archive.CHUNK
     with zipfile.ZipFile(target) as zipped:
         assert zipped.testzip() is None
-        kept = [name for name in archive.CHECKPOINT_FILES if standalone or name != "generation_config.json"]
-        assert zipped.namelist() == kept
+        expected = [name for name in archive.CHECKPOINT_FILES if standalone or name != "generation_config.json"]
+        assert zipped.namelist() == expected
         for line in zipped.read("SHA256SUMS").decode().splitlines():
             digest, name = line.split()
             assert hashlib.sha256(zipped.read(name)).hexdigest() == digest
@@ -212,14 +210,14 @@ def test_the_written_zip_is_whole_or_absent(checkpoint: Path, tmp_path: Path) ->
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["heads.zip"]
 
 
-def test_damage_is_found_by_the_sums(checkpoint: Path) -> None:
+def test_damage_is_found_by_the_checksums(checkpoint: Path) -> None:
     weights = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
     assert archive.checkpoint_problems(checkpoint, weights) == {}
     assert list(archive.checkpoint_problems(checkpoint, "0" * 64)) == ["model.safetensors"]
     (checkpoint / "config.json").write_text("{ }")
     (checkpoint / "README.md").unlink()
-    found = archive.checkpoint_problems(checkpoint)
-    assert "differs" in found.pop("config.json") and found == {"README.md": "is missing"}
+    problems = archive.checkpoint_problems(checkpoint)
+    assert "differs" in problems.pop("config.json") and problems == {"README.md": "is missing"}
 
 
 def test_archive_names_suit_every_system() -> None:

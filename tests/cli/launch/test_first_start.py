@@ -1,4 +1,4 @@
-"""What a container deployment makes once."""
+"""The secrets that a container deployment creates once."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_secrets_are_made_once_for_their_owner_and_not_printed(
     assert all(len(value) >= 24 for value in values.values()) and len(set(values.values())) == 4
     assert values["db-password"] in values["database-url"]
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
-    shown = "".join(capsys.readouterr())
-    assert not any(value in shown for value in values.values())
+    output = "".join(capsys.readouterr())
+    assert not any(value in output for value in values.values())
     assert make_secrets(folder) == []
     assert values == {path.name: path.read_text().strip() for path in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""Who may run the services of a home: one at a time, and a killed holder never stands in the way."""
+"""The lock on the services of a home: one holder at a time, and a killed holder leaves it free."""
 
 import os
 import shutil
@@ -20,9 +20,9 @@ from speculoos.settings import Settings, load
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "home"))
-    made = load()
-    yield made
-    made.run_dir.unlink() if made.run_dir.is_symlink() else shutil.rmtree(made.run_dir, ignore_errors=True)
+    loaded = load()
+    yield loaded
+    loaded.run_dir.unlink() if loaded.run_dir.is_symlink() else shutil.rmtree(loaded.run_dir, ignore_errors=True)
 
 
 def holder_process(settings: Settings) -> subprocess.Popen[str]:
@@ -30,13 +30,13 @@ def holder_process(settings: Settings) -> subprocess.Popen[str]:
         "from cli.launch.homelock import *; from speculoos.settings import load; import time\n"
         "lock = HomeLock(load()); print(lock.acquire(UP, ('broker',)), flush=True); time.sleep(60)"
     )
-    made = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
-    assert made.stdout and made.stdout.readline().strip() == "True"
-    return made
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stdout and process.stdout.readline().strip() == "True"
+    return process
 
 
 @pytest.mark.integration
-def test_a_second_holder_is_refused_and_told_who_the_first_is(settings: Settings) -> None:
+def test_a_second_holder_is_refused_and_can_read_who_the_first_is(settings: Settings) -> None:
     process = holder_process(settings)
     try:
         lock = HomeLock(settings)

@@ -1,4 +1,4 @@
-"""Commands bring their own services when none are up, use those that are, and hand them over when `up` asks."""
+"""Commands start their own services when none run, use running ones, and block `up` while they run."""
 
 import json
 import os
@@ -46,9 +46,9 @@ def test_an_import_with_nothing_running_reports_every_row_and_leaves_nothing_beh
     file = tmp_path / "prompts.jsonl"
     rows = [json.dumps({"prompt": f"question {i}"}) for i in range(5)]
     file.write_bytes("\n".join([*rows, "{broken", '{"other": 1}']).encode() + b"\n\xff\xfe\n")
-    found, progress = in_this_process(capsys, "data", "import", str(file), "--name", "mine")
-    assert (found["rows_read"], found["rows"], found["bad_rows"]) == (8, 5, 3)
-    assert [bad["line"] for bad in found["bad"]] == [6, 7, 8]
+    result, progress = in_this_process(capsys, "data", "import", str(file), "--name", "mine")
+    assert (result["rows_read"], result["rows"], result["bad_rows"]) == (8, 5, 3)
+    assert [bad["line"] for bad in result["bad"]] == [6, 7, 8]
     assert "Import mine" in progress
     assert HomeLock(services_home).holder() == {}
 
@@ -61,12 +61,12 @@ def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(
     base, _ = speculoos("models", "add", str(tiny_base), "--name", "tiny")
     assert base["state"] == "ready" and base["weights_sha256"] and base["card"]["vocabulary"] > 0
     add_answers(services_home, base["id"])
-    words = ("train", "medusa-smoke", "--model", "tiny", "--data", "answers", "--name", "heads")
-    found, _ = speculoos(*words, "--set", "max_steps=3", "--set", "batch_tokens=128", "--set", "max_length=128")
-    assert found["checkpoint"] == "tiny@heads" and found["step"] == 3 and found["job_state"] == "SUCCEEDED"
+    command = ("train", "medusa-smoke", "--model", "tiny", "--data", "answers", "--name", "heads")
+    result, _ = speculoos(*command, "--set", "max_steps=3", "--set", "batch_tokens=128", "--set", "max_length=128")
+    assert result["checkpoint"] == "tiny@heads" and result["step"] == 3 and result["job_state"] == "SUCCEEDED"
     listed, _ = speculoos("models", "list")
     assert "heads" in [c["name"] for m in listed for c in m["checkpoints"]]
-    assert Path(found["path"], "model.safetensors").is_file()
+    assert Path(result["path"], "model.safetensors").is_file()
 
 
 @pytest.mark.usefixtures("forked_services")
@@ -76,11 +76,11 @@ def test_a_job_that_fails_gives_its_sentence_and_exit_code(
     data_id = add_answers(services_home, add_base(services_home, tiny_base), length=4)
     (services_home.home / "datasets" / data_id / "dataset.json").write_text('{"kind": "conversations", "rows": 41}')
     assert main(["train", "medusa", "--model", "tiny", "--data", "answers", "--json"]) == 1
-    said = capsys.readouterr()
-    error = json.loads(said.out.strip().splitlines()[-1])["error"]
+    captured = capsys.readouterr()
+    error = json.loads(captured.out.strip().splitlines()[-1])["error"]
     assert "failed" in error["message"] and error["code"] == "damaged"
     assert error["hint"].startswith("Make the dataset again")
-    assert "Traceback" not in said.err
+    assert "Traceback" not in captured.err
     lines, _ = in_this_process(capsys, "jobs", "log", "Train medusa-answers")
     assert isinstance(lines, list)
     shown, _ = in_this_process(capsys, "jobs", "show", "Train medusa-answers")
@@ -92,29 +92,29 @@ def test_a_job_that_fails_gives_its_sentence_and_exit_code(
 def test_the_quickstart_goes_the_whole_way_and_prints_its_figures(
     services_home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a tiny random model, where there is nothing to learn, and few questions about it; the figures of the real
-    one are in docs/benchmarks.md."""
+    """With a tiny random model, which has nothing to learn, and few questions. The figures of the real model are in
+    docs/benchmarks.md."""
     monkeypatch.setattr(guided, "SHORT_QUESTIONS", {"limit": 8, "max_tokens": 24})
     monkeypatch.setitem(guided.SHORT_ANSWERS, "max_tokens", 48)
     add_base(services_home, tiny_base)
-    found, progress = in_this_process(capsys, "quickstart", "--model", "tiny", "--limit", "32")
-    assert found["checkpoint"] == "tiny@guided" and Path(found["path"], "model.safetensors").is_file()
-    assert found["identical_to_plain"] is True and found["ties"] >= 0 and found["prompts"] >= 8
-    assert found["mean_accepted_length"] >= 1.0
-    assert found["tokens_per_second"] > 0 and found["plain_tokens_per_second"] > 0
+    result, progress = in_this_process(capsys, "quickstart", "--model", "tiny", "--limit", "32")
+    assert result["checkpoint"] == "tiny@guided" and Path(result["path"], "model.safetensors").is_file()
+    assert result["identical_to_plain"] is True and result["ties"] >= 0 and result["prompts"] >= 8
+    assert result["mean_accepted_length"] >= 1.0
+    assert result["tokens_per_second"] > 0 and result["plain_tokens_per_second"] > 0
     for verb in ("Import", "Generate", "Train", "Evaluate"):
         assert verb in progress
-    again = [j["name"] for j in in_this_process(capsys, "jobs", "list")[0]]
-    assert len(again) == 4
-    asked = ("generate", "--model", found["checkpoint"], "--prompt", "hello", "--max-tokens", "5")
-    assert len(in_this_process(capsys, *asked)[0]["token_ids"]) == 5
+    job_names = [j["name"] for j in in_this_process(capsys, "jobs", "list")[0]]
+    assert len(job_names) == 4
+    arguments = ("generate", "--model", result["checkpoint"], "--prompt", "hello", "--max-tokens", "5")
+    assert len(in_this_process(capsys, *arguments)[0]["token_ids"]) == 5
 
 
-def in_this_process(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict, str]:
-    """As `speculoos` here; the services are processes of their own either way."""
-    assert main([*words, "--json"]) == 0
-    said = capsys.readouterr()
-    return json.loads(said.out.strip().splitlines()[-1]), said.err
+def in_this_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict, str]:
+    """Run a `speculoos` command in this process: its result and stderr. Its services still run in other processes."""
+    assert main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    return json.loads(captured.out.strip().splitlines()[-1]), captured.err
 
 
 def test_a_worker_and_an_inference_server_can_be_started_alone(
@@ -166,7 +166,7 @@ def test_up_names_the_command_that_runs_the_services(services_home: Settings) ->
 def test_workers_that_beat_elsewhere_are_used_and_none_is_started_beside_them(
     services_home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container: the broker is named by REDIS_URL, and workers and reconciler are on other machines."""
+    """As in a container: REDIS_URL names the broker, and workers and reconciler are on other machines."""
     from speculoos.settings import load
     from tracking.tables import Preference
 
@@ -189,17 +189,17 @@ def test_workers_that_beat_elsewhere_are_used_and_none_is_started_beside_them(
 
 def test_ctrl_c_in_mid_job_interrupts_it_and_says_how_it_goes_on(services_home: Settings, tiny_base: Path) -> None:
     add_answers(services_home, add_base(services_home, tiny_base), rows=200)
-    words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads"]
+    command = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads"]
     long = ["--set", "epochs=2000", "--set", "max_length=128", "--set", "batch_tokens=256"]
-    process = subprocess.Popen([*COMMAND_LINE, *words, *long], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*COMMAND_LINE, *command, *long], stderr=subprocess.PIPE, text=True)
     try:
         job = wait_for_state(services_home, "RUNNING", steps=1)
         process.send_signal(signal.SIGINT)
-        _, words_said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "resumes at the next `speculoos up`" in words_said and job.id[:8] in words_said
+    assert "resumes at the next `speculoos up`" in stderr and job.id[:8] in stderr
     with db.reading(services_home) as session:
         assert jobs.get(session, job.id).state == "INTERRUPTED"
     assert not leftover_processes(services_home)

@@ -1,5 +1,5 @@
-"""The batch script for SLURM, run here: `srun` and `scontrol` are stand-ins that run what they are told here,
-endpoints are real servers on addresses of their own, `speculoos` a stand-in that says when it is called."""
+"""The batch script for SLURM, run on this machine: `srun` and `scontrol` are stand-ins that run commands locally,
+endpoints are real servers on their own addresses, and `speculoos` is a stand-in that records its calls."""
 
 import json
 import os
@@ -66,31 +66,31 @@ wait"""
 
 @dataclass
 class Allocation:
-    """What the script is given, and what it did."""
+    """The folder and environment of the script, and the calls it made."""
 
     folder: Path
     environment: dict[str, str]
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", str(SCRIPT), *words],
+            ["bash", str(SCRIPT), *arguments],
             env={**self.environment, **environment},
             cwd=self.folder,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, *words: str, **environment: str) -> tuple[int, str]:
-        process = self.start(*words, **environment)
-        said = process.communicate(timeout=120)[1]
-        return process.returncode, said
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        process = self.start(*arguments, **environment)
+        stderr = process.communicate(timeout=120)[1]
+        return process.returncode, stderr
 
     @property
     def calls(self) -> list[str]:
         return (self.folder / "calls").read_text().splitlines()
 
-    def place(self, begin: str) -> int:
-        """Where the first call that begins so stands."""
+    def index_of_call(self, begin: str) -> int:
+        """Index of the first call that starts with `begin`."""
         return next(i for i, call in enumerate(self.calls) if call.startswith(begin))
 
 
@@ -102,7 +102,7 @@ def allocation(tmp_path: Path) -> Allocation:
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "tmp").mkdir()
-    given = {
+    environment = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "NODES": " ".join(NODES[:2]),
         "SLURM_JOB_ID": "4711",
@@ -124,25 +124,25 @@ def allocation(tmp_path: Path) -> Allocation:
         "STATUS": "0",
     }
     (tmp_path / "calls").touch()
-    return Allocation(tmp_path, given)
+    return Allocation(tmp_path, environment)
 
 
-def wait_for(claim: Callable[[], bool], what: str) -> None:
+def wait_for(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 90
-    while not claim():
+    while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.05)
 
 
 def check_all_stopped(allocation: Allocation, nodes: int = 2) -> None:
-    """Workers before endpoints, and nothing of ours is left."""
+    """Workers stopped before endpoints, and no process or home is left."""
     calls = allocation.calls
     stopped = [call for call in calls if call.endswith(" stopped")]
     assert stopped.count("worker io stopped") == 1 and stopped.count("reconciler stopped") == 1
     ends = [i for i, call in enumerate(calls) if call.startswith("endpoint on ")]
     assert len(ends) == nodes and min(ends) > calls.index("worker io stopped")
-    ours = ["pgrep", "-f", allocation.environment["SERVE_PORT"]]
-    wait_for(lambda: not subprocess.run(ours, capture_output=True).stdout, "the endpoints' end")
+    pgrep = ["pgrep", "-f", allocation.environment["SERVE_PORT"]]
+    wait_for(lambda: not subprocess.run(pgrep, capture_output=True).stdout, "the endpoints' end")
     assert list((allocation.folder / "tmp").iterdir()) == [], "a home was left"
 
 
@@ -154,17 +154,17 @@ def test_the_script_is_bash() -> None:
 
 def test_every_variable_of_the_header_is_read_with_the_default_it_names() -> None:
     header, _, body = SCRIPT.read_text().partition("\nset -u\n")
-    named = dict(re.findall(r"(?:^#| ) {2,}([A-Z_]+)=(\S*)", header, re.MULTILINE))
-    named["PYTHON"] = "python"
-    assert len(named) == 15
-    for name, default in named.items():
+    documented = dict(re.findall(r"(?:^#| ) {2,}([A-Z_]+)=(\S*)", header, re.MULTILINE))
+    documented["PYTHON"] = "python"
+    assert len(documented) == 15
+    for name, default in documented.items():
         assert re.search(rf"\b{name}=\$\{{{name}:-", body), name
         assert not default or f"{name}=${{{name}:-{default}}}" in body, (name, default)
 
 
 def test_endpoints_come_first_then_workers_then_the_command(allocation: Allocation) -> None:
-    status, said = allocation.run("data", "generate", "--prompts", "my prompts", "--endpoint", "slurm")
-    assert status == 0, said
+    status, stderr = allocation.run("data", "generate", "--prompts", "my prompts", "--endpoint", "slurm")
+    assert status == 0, stderr
     port = allocation.environment["SERVE_PORT"]
     order = [
         "scontrol show hostnames node[1-2]",
@@ -177,23 +177,25 @@ def test_endpoints_come_first_then_workers_then_the_command(allocation: Allocati
         "endpoint on 127.0.0.",
         "srun --nodes=2 --ntasks-per-node=1 --overlap rm -rf",
     ]
-    places = [allocation.place(begin) for begin in order]
-    assert places[:2] == sorted(places[:2]) and places[4:] == sorted(places[4:]) and max(places[1:4]) < places[5]
+    indexes = [allocation.index_of_call(begin) for begin in order]
+    assert indexes[:2] == sorted(indexes[:2]) and indexes[4:] == sorted(indexes[4:]) and max(indexes[1:4]) < indexes[5]
     assert sum(call.startswith("srun") and "bash -c trap" in call for call in allocation.calls) == 2
-    told = (allocation.folder / "seen.io").read_text()
+    settings = (allocation.folder / "seen.io").read_text()
     urls = ", ".join(f'"http://{node}:{port}/v1"' for node in NODES[:2])
-    assert f"[endpoints.slurm] # of SLURM job 4711\nurl = [{urls}]\n" in told and 'model = "owner/model"' in told
+    assert (
+        f"[endpoints.slurm] # of SLURM job 4711\nurl = [{urls}]\n" in settings and 'model = "owner/model"' in settings
+    )
     check_all_stopped(allocation)
 
 
 def test_nodes_that_do_not_serve_get_workers_of_the_gpu_queue(allocation: Allocation) -> None:
     nodes = {"NODES": " ".join(NODES), "SERVE_NODES": "1", "GPU_WORKERS": "2", "IO_WORKERS": "3"}
-    status, said = allocation.run("train", "medusa", **nodes)
-    assert status == 0, said
+    status, stderr = allocation.run("train", "medusa", **nodes)
+    assert status == 0, stderr
     gpu = [call for call in allocation.calls if call.endswith("speculoos worker --queue gpu --count 2")]
     steps = [call for call in gpu if call.startswith("srun")]
-    found = sorted(re.findall(r"--nodelist=(\S+)", " ".join(steps)))
-    assert found == [*NODES[1:]]
+    worker_nodes = sorted(re.findall(r"--nodelist=(\S+)", " ".join(steps)))
+    assert worker_nodes == [*NODES[1:]]
     assert any(call.endswith("speculoos worker --queue io --count 3") for call in allocation.calls)
     assert sum(call == "worker gpu stopped" for call in allocation.calls) == 2
     check_all_stopped(allocation, nodes=1)
@@ -201,8 +203,8 @@ def test_nodes_that_do_not_serve_get_workers_of_the_gpu_queue(allocation: Alloca
 
 @pytest.mark.parametrize("status", [1, 4])
 def test_a_failed_job_stops_everything_with_its_status(allocation: Allocation, status: int) -> None:
-    ended, said = allocation.run("jobs", "follow", "x", STATUS=str(status))
-    assert ended == status and f"exit status {status}" in said
+    ended, stderr = allocation.run("jobs", "follow", "x", STATUS=str(status))
+    assert ended == status and f"exit status {status}" in stderr
     check_all_stopped(allocation)
 
 
@@ -211,8 +213,8 @@ def test_a_signal_stops_everything(allocation: Allocation, number: int) -> None:
     process = allocation.start("jobs", "follow", "x", TENTHS="600")
     wait_for(lambda: "speculoos jobs follow x" in allocation.calls, "the command")
     process.send_signal(number)
-    said = process.communicate(timeout=120)[1]
-    assert process.returncode == 143 and "told to stop" in said
+    stderr = process.communicate(timeout=120)[1]
+    assert process.returncode == 143 and "told to stop" in stderr
     assert "command stopped" in allocation.calls
     assert not any("rm -rf" in call for call in allocation.calls), "after scancel no step can be started"
     check_all_stopped(allocation)
@@ -220,36 +222,38 @@ def test_a_signal_stops_everything(allocation: Allocation, number: int) -> None:
 
 def test_a_training_on_several_nodes_has_a_worker_on_the_first(allocation: Allocation) -> None:
     nodes = {"NODES": " ".join(NODES), "SERVE_NODES": "0", "IO_WORKERS": "0", "RDZV_PORT": "29400"}
-    status, said = allocation.run("train", "medusa", **nodes)
-    assert status == 2 and "unset SPECULOOS_STORE" in said
+    status, stderr = allocation.run("train", "medusa", **nodes)
+    assert status == 2 and "unset SPECULOOS_STORE" in stderr
     (allocation.folder / "home").mkdir()
     nodes |= {"SPECULOOS_STORE": "", "SPECULOOS_HOME": str(allocation.folder / "home"), "TENTHS": "1"}
-    status, said = allocation.run("train", "medusa", **nodes)
-    assert status == 0, said
+    status, stderr = allocation.run("train", "medusa", **nodes)
+    assert status == 0, stderr
     assert "speculoos worker --queue gpu" in allocation.calls, "one worker for each GPU, of the first node only"
     assert allocation.calls.count(f"speculoos train-node {NODES[0]}:29400") == 2
     assert f"speculoos train medusa --nodes 3 --rdzv-endpoint {NODES[0]}:29400" in allocation.calls
 
 
-def test_an_endpoint_that_ends_at_once_ends_it_all_before_a_worker_is_started(allocation: Allocation) -> None:
-    status, said = allocation.run("jobs", "follow", "x", SERVE_COMMAND="exit 3")
-    assert status == 1 and "ended before it was ready" in said
+def test_an_endpoint_that_ends_at_once_ends_the_job_before_a_worker_is_started(allocation: Allocation) -> None:
+    status, stderr = allocation.run("jobs", "follow", "x", SERVE_COMMAND="exit 3")
+    assert status == 1 and "ended before it was ready" in stderr
     assert not any(call.startswith("speculoos") for call in allocation.calls)
 
 
 def test_an_endpoint_that_never_answers_is_not_waited_for_for_ever(allocation: Allocation) -> None:
-    status, said = allocation.run("jobs", "follow", "x", SERVE_COMMAND="exec sleep 60", START_SECONDS="2")
-    assert status == 1 and "not ready after 2 s" in said
+    status, stderr = allocation.run("jobs", "follow", "x", SERVE_COMMAND="exec sleep 60", START_SECONDS="2")
+    assert status == 1 and "not ready after 2 s" in stderr
 
 
-def test_a_worker_that_goes_ends_it(allocation: Allocation) -> None:
+def test_a_worker_that_dies_ends_the_job(allocation: Allocation) -> None:
     process = allocation.start("jobs", "follow", "x", TENTHS="600")
     wait_for(lambda: "speculoos jobs follow x" in allocation.calls, "the command")
-    found = subprocess.run(["pgrep", "-f", f"{allocation.folder}/bin/speculoos worker"], capture_output=True, text=True)
-    for pid in found.stdout.split():
+    workers = subprocess.run(
+        ["pgrep", "-f", f"{allocation.folder}/bin/speculoos worker"], capture_output=True, text=True
+    )
+    for pid in workers.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
-    said = process.communicate(timeout=120)[1]
-    assert process.returncode == 1 and "a worker ended before the job did" in said
+    stderr = process.communicate(timeout=120)[1]
+    assert process.returncode == 1 and "a worker ended before the job did" in stderr
     assert "command stopped" in allocation.calls and "reconciler stopped" in allocation.calls
 
 
@@ -258,20 +262,20 @@ def test_a_home_that_all_nodes_see_gets_the_endpoints_and_loses_them_again(alloc
     home.mkdir()
     others = '[endpoints.team]\nurl = "https://llm.example.com/v1"\n'
     (home / "settings.toml").write_text(others)
-    given = {"SPECULOOS_STORE": "", "SPECULOOS_HOME": str(home)}
-    status, said = allocation.run("jobs", "follow", "x", **given)
-    assert status == 0, said
+    shared_home = {"SPECULOOS_STORE": "", "SPECULOOS_HOME": str(home)}
+    status, stderr = allocation.run("jobs", "follow", "x", **shared_home)
+    assert status == 0, stderr
     seen = (allocation.folder / "seen.io").read_text()
     assert seen.startswith(others) and "[endpoints.slurm]" in seen
     assert (home / "settings.toml").read_text() == others
     (home / "settings.toml").write_text(others.replace("team", "slurm"))
-    status, said = allocation.run("jobs", "follow", "x", **given)
-    assert status == 2 and "choose another name by ENDPOINT=" in said
+    status, stderr = allocation.run("jobs", "follow", "x", **shared_home)
+    assert status == 2 and "choose another name by ENDPOINT=" in stderr
     assert (home / "settings.toml").read_text() == others.replace("team", "slurm")
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ({"REDIS_URL": ""}, "REDIS_URL is not set"),
         ({"DATABASE_URL": ""}, "DATABASE_URL is not set"),
@@ -281,17 +285,17 @@ def test_a_home_that_all_nodes_see_gets_the_endpoints_and_loses_them_again(alloc
         ({"SLURM_JOB_ID": ""}, "run me by sbatch"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_starts(
-    allocation: Allocation, changed: dict[str, str], says: str
+def test_a_missing_variable_is_reported_before_anything_starts(
+    allocation: Allocation, changed: dict[str, str], message: str
 ) -> None:
-    status, said = allocation.run("jobs", "follow", "x", **changed)
-    assert status == 2 and says in said and len(said.splitlines()) == 1
+    status, stderr = allocation.run("jobs", "follow", "x", **changed)
+    assert status == 2 and message in stderr and len(stderr.splitlines()) == 1
     assert [call.partition(" ")[0] for call in allocation.calls] == ["scontrol"]
 
 
 def test_no_command_is_no_job(allocation: Allocation) -> None:
-    status, said = allocation.run()
-    assert status == 2 and "say which command ends with the job" in said
+    status, stderr = allocation.run()
+    assert status == 2 and "say which command ends with the job" in stderr
     assert json.dumps(allocation.calls).count("srun") == 0
 
 
@@ -313,7 +317,7 @@ esac
 
 
 def test_shards_by_hand_are_divided_among_nodes_and_only_missing_ones_are_made(tmp_path: Path) -> None:
-    """Two nodes of two shards each, from number 1 on: 1 and 2, then 3, which is the last."""
+    """Two nodes take two shards each from number 1 on: shards 1 and 2, then 3, the last one."""
     for name, text in {"srun": ON_EACH_NODE, "speculoos": ANSWERING}.items():
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).write_text(text)
@@ -323,19 +327,21 @@ def test_shards_by_hand_are_divided_among_nodes_and_only_missing_ones_are_made(t
         (tmp_path / "shards" / f"shard-0000{number}.jsonl").touch()
     (tmp_path / "tmp").mkdir()
     calls = tmp_path / "calls"
-    given = {
+    environment = {
         **{"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path / "tmp"), "CALLS": str(calls)},
         **{"SLURM_JOB_ID": "4711", "MODEL": "owner/model", "FIRST_SHARD": "1", "SHARDS_PER_NODE": "2", "FAILS": "2"},
         "DATABASE_URL": "postgresql://shared/x",
     }
 
-    def run(*words: str, **changes: str) -> tuple[int, str]:
-        command = ["bash", str(BY_HAND), *words]
-        done = subprocess.run(command, env={**given, **changes}, cwd=tmp_path, capture_output=True, text=True)
-        return done.returncode, done.stderr
+    def run(*arguments: str, **changes: str) -> tuple[int, str]:
+        command = ["bash", str(BY_HAND), *arguments]
+        completed = subprocess.run(
+            command, env={**environment, **changes}, cwd=tmp_path, capture_output=True, text=True
+        )
+        return completed.returncode, completed.stderr
 
-    status, said = run("shards", "answers", "--temperature", "0.7")
-    assert status == 1 and "shard-00002.jsonl was not answered on node 0" in said
+    status, stderr = run("shards", "answers", "--temperature", "0.7")
+    assert status == 1 and "shard-00002.jsonl was not answered on node 0" in stderr
     assert sorted(path.name for path in (tmp_path / "answers").iterdir()) == ["shard-00001.jsonl", "shard-00003.jsonl"]
     assert calls.read_text().splitlines()[:4] == [
         "node 0: models add owner/model --name base",
@@ -349,11 +355,11 @@ def test_shards_by_hand_are_divided_among_nodes_and_only_missing_ones_are_made(t
     assert run("shards", "answers", FAILS="none") == (0, "")
     assert all("2" in call or "models add" in call for call in calls.read_text().splitlines())
     assert len(list((tmp_path / "answers").iterdir())) == 3
-    for words, changes, says in (
+    for arguments, changes, message in (
         (["shards"], {}, "where the answers go"),
         (["empty", "answers"], {}, "there is no *.jsonl here"),
         (["shards", "answers"], {"MODEL": ""}, "MODEL is not set"),
         (["shards", "answers"], {"FIRST_SHARD": "x"}, "expected whole numbers"),
     ):
-        status, said = run(*words, **changes)
-        assert status == 2 and says in said
+        status, stderr = run(*arguments, **changes)
+        assert status == 2 and message in stderr

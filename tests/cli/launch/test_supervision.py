@@ -1,4 +1,4 @@
-"""The supervisor with small programs: what dies comes back, groups stop in order, nothing is left behind."""
+"""The supervisor with small programs: dead ones are restarted, groups stop in order, no process is left behind."""
 
 import os
 import shutil
@@ -45,11 +45,11 @@ def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "my home"))
-    made = load()
-    private_folder(made.run_dir)
-    yield made
-    end_leftover_processes(made, timeout=0)
-    shutil.rmtree(made.run_dir, ignore_errors=True)
+    loaded = load()
+    private_folder(loaded.run_dir)
+    yield loaded
+    end_leftover_processes(loaded, timeout=0)
+    shutil.rmtree(loaded.run_dir, ignore_errors=True)
 
 
 def started(supervisor: ProcessSupervisor, *names: str) -> bool:
@@ -77,7 +77,7 @@ def test_what_dies_is_started_again(settings: Settings) -> None:
     assert not leftover_processes(settings)
 
 
-def test_a_program_that_keeps_dying_is_named_with_its_last_words(settings: Settings) -> None:
+def test_a_program_that_keeps_dying_is_named_with_its_last_error(settings: Settings) -> None:
     dies = "import sys; sys.exit('speculoos.errors.BadInput: SOME_SETTING: expected a number.')"
     program = Program("dies", (sys.executable, "-c", dies), 2, 1)
     supervisor = ProcessSupervisor(settings, [sleeper("slow", 1), program])
@@ -103,8 +103,8 @@ def test_programs_stop_one_after_another_by_falling_rank(settings: Settings) -> 
     supervisor.start()
     wait_until(lambda: started(supervisor, "broker", "server", "worker"))
     supervisor.stop()
-    words = [(settings.home / "logs" / f"{n}.log").read_text().split() for n in ("worker", "server", "broker")]
-    times = [float(w[w.index("stopped") + 2]) for w in words]
+    log_words = [(settings.home / "logs" / f"{n}.log").read_text().split() for n in ("worker", "server", "broker")]
+    times = [float(w[w.index("stopped") + 2]) for w in log_words]
     assert times == sorted(times) and times[1] - times[0] > 0
 
 
@@ -117,7 +117,7 @@ def test_a_program_that_does_not_listen_is_killed(settings: Settings) -> None:
 
 
 def test_the_programs_end_with_a_killed_parent(settings: Settings) -> None:
-    """As when `speculoos up` itself is killed."""
+    """The case in which `speculoos up` itself is killed."""
     if sys.platform != "linux":
         pytest.skip("other systems have no parent-death signal; the next start ends survivors there")
     code = (
@@ -148,8 +148,8 @@ def test_a_large_log_is_rotated_and_its_program_goes_on_in_the_empty_file(
             supervision._rotate(log)
         program.write("last")
     assert log.read_text() == "last"
-    kept = [log.with_name(f"x.log.{copy}").read_text()[0] for copy in (1, 2, 3)]
-    assert kept == ["4", "3", "2"] and len(list(log.parent.iterdir())) == 4
+    first_characters = [log.with_name(f"x.log.{copy}").read_text()[0] for copy in (1, 2, 3)]
+    assert first_characters == ["4", "3", "2"] and len(list(log.parent.iterdir())) == 4
 
 
 def test_stop_times_of_all_groups_fit_into_the_promise(settings: Settings) -> None:

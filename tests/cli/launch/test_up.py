@@ -1,4 +1,4 @@
-"""`speculoos up` as a user meets it: one start, everything healthy, killed parts come back, neither a kill of `up` nor
+"""`speculoos up` end to end: one start, everything healthy, killed parts come back, and neither a kill of `up` nor
 Ctrl-C loses work."""
 
 import json
@@ -32,7 +32,7 @@ START_SECONDS = 300
 
 @dataclass
 class Running:
-    """One `speculoos up` and what it printed."""
+    """One `speculoos up` and the file of its output."""
 
     settings: Settings
     process: subprocess.Popen[str]
@@ -62,7 +62,7 @@ def start(settings: Settings) -> Running:
 
 @pytest.fixture
 def own_ports(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """A home with free ports, and nothing of it left at the end."""
+    """A home with free ports. Its processes are ended after the test."""
     port, inference_port = free_ports(2)
     monkeypatch.setenv("SPECULOOS_PORT", str(port))
     monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(inference_port))
@@ -98,45 +98,45 @@ def test_up_from_start_to_ctrl_c_and_on_again(
         url = f"http://127.0.0.1:{settings.port}"
         assert url in running.output.read_text()
         assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
-        everything_is_healthy(capsys)
-        the_socket_and_the_token_are_private(settings)
-        a_second_up_says_where_the_first_one_is(url, capsys)
-        what_is_killed_comes_back(running)
+        check_all_parts_healthy(capsys)
+        check_socket_and_token_private(settings)
+        check_second_up_names_the_first(url, capsys)
+        check_killed_parts_come_back(running)
         job_id = start_a_job(settings, tiny_base, capsys)
-        a_killed_up_takes_everything_along(running)
+        check_killed_up_ends_everything(running)
         running = start(settings)
-        the_job_goes_on(running, job_id)
-        ctrl_c_in_mid_job_interrupts_it(running, job_id)
-        nothing_can_be_read_by_others(settings)
+        check_job_goes_on(running, job_id)
+        check_ctrl_c_interrupts_the_job(running, job_id)
+        check_no_file_readable_by_others(settings)
     finally:
         running.process.kill()
         running.process.wait()
     assert "Traceback" not in running.output.read_text()
 
 
-def everything_is_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+def check_all_parts_healthy(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["doctor", "--json"])
-    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert found["healthy"] is True and status == 0, found
-    assert len(found["parts"]) >= 14
+    report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert report["healthy"] is True and status == 0, report
+    assert len(report["parts"]) >= 14
 
 
-def the_socket_and_the_token_are_private(settings: Settings) -> None:
+def check_socket_and_token_private(settings: Settings) -> None:
     assert settings.run_dir.stat().st_mode & 0o777 == 0o700
     assert (settings.run_dir / "redis.sock").is_socket()
     token = settings.home / "secrets" / "inference-token"
     assert token.stat().st_mode & 0o777 == 0o600 and token.parent.stat().st_mode & 0o777 == 0o700
     broker = next(p for p in leftover_processes(settings) if "valkey" in p.name())
     assert not [c for c in broker.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    words = " ".join(" ".join(p.cmdline()) for p in leftover_processes(settings))
-    assert token.read_text().strip() not in words
+    command_lines = " ".join(" ".join(p.cmdline()) for p in leftover_processes(settings))
+    assert token.read_text().strip() not in command_lines
 
 
-def a_second_up_says_where_the_first_one_is(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check_second_up_names_the_first(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up"]) == 0 and f"running already: {url}" in capsys.readouterr().out
 
 
-def what_is_killed_comes_back(running: Running) -> None:
+def check_killed_parts_come_back(running: Running) -> None:
     for name in ("web", "worker-gpu", "broker"):
         before = running.pid(name)
         os.kill(before, signal.SIGKILL)
@@ -145,45 +145,50 @@ def what_is_killed_comes_back(running: Running) -> None:
 
 
 def start_a_job(settings: Settings, tiny_base: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """A training that does not end, once it has saved a state."""
+    """Start a training that does not end; returns its id once it has saved a state."""
     add_answers(settings, add_base(settings, tiny_base), rows=60)
-    words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads", "--json"]
+    command = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads", "--json"]
     sizes = ["--set", "max_length=128", "--set", "batch_tokens=256", "--set", "save_every=5", "--set", "eval_every=0"]
     steps = ["--set", "max_steps=100000", "--set", "epochs=0"]
-    status, said = main([*words, *sizes, *steps]), capsys.readouterr()
-    assert status == 0, said.err
-    job_id = json.loads(said.out.strip().splitlines()[-1])["job"]
+    status, captured = main([*command, *sizes, *steps]), capsys.readouterr()
+    assert status == 0, captured.err
+    job_id = json.loads(captured.out.strip().splitlines()[-1])["job"]
     wait_until(lambda: state(settings, job_id)[0] == "RUNNING" and state(settings, job_id)[1] > 10)
     return job_id
 
 
-def a_killed_up_takes_everything_along(running: Running) -> None:
+def check_killed_up_ends_everything(running: Running) -> None:
     running.process.send_signal(signal.SIGKILL)
     running.process.wait()
     wait_until(lambda: not leftover_processes(running.settings))
 
 
-def the_job_goes_on(running: Running, job_id: str) -> None:
+def check_job_goes_on(running: Running, job_id: str) -> None:
     running.wait_until_up()
     before = state(running.settings, job_id)[1]
     assert before > 10
     wait_until(lambda: state(running.settings, job_id)[0] == "RUNNING" and state(running.settings, job_id)[1] > before)
 
 
-def ctrl_c_in_mid_job_interrupts_it(running: Running, job_id: str) -> None:
+def check_ctrl_c_interrupts_the_job(running: Running, job_id: str) -> None:
     running.process.send_signal(signal.SIGINT)
     assert running.process.wait(30) == 0
     assert state(running.settings, job_id)[0] == "INTERRUPTED"
     assert not leftover_processes(running.settings)
 
 
-def nothing_can_be_read_by_others(settings: Settings) -> None:
-    """The home and its database were made by this test with the usual umask; all else by processes of ours since."""
-    written = [path for path in settings.home.rglob("*") if "datasets" not in path.parts]  # this test's own
+def check_no_file_readable_by_others(settings: Settings) -> None:
+    """Check that other users can read neither the home and database, made with the usual umask, nor later files.
+
+    Datasets are left out, since this test wrote them itself.
+    """
+    written = [path for path in settings.home.rglob("*") if "datasets" not in path.parts]
     assert {"speculoos.db", "logs", "checkpoints", "broker", "web.log"} <= {path.name for path in written}
-    found = [f"{path} {path.lstat().st_mode:o}" for path in (settings.home, *written) if path.lstat().st_mode & 0o077]
-    found = [line for line in found if not line.endswith(" 120777")]  # links have no permissions of their own
-    assert not found
+    readable = [
+        f"{path} {path.lstat().st_mode:o}" for path in (settings.home, *written) if path.lstat().st_mode & 0o077
+    ]
+    readable = [line for line in readable if not line.endswith(" 120777")]  # links have no permissions of their own
+    assert not readable
 
 
 def state(settings: Settings, job_id: str) -> tuple[str, int]:
@@ -198,16 +203,16 @@ def test_a_port_in_use_is_one_sentence_that_names_who_and_what_to_set(own_ports:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", own_ports.port))
         taken.listen()
-        made = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
-    assert made.returncode == 1
-    words = made.stderr.strip().splitlines()[-1]
-    assert f"Port {own_ports.port}" in words and f"(process {os.getpid()})" in words and "SPECULOOS_PORT" in words
+        completed = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
+    assert completed.returncode == 1
+    message = completed.stderr.strip().splitlines()[-1]
+    assert f"Port {own_ports.port}" in message and f"(process {os.getpid()})" in message and "SPECULOOS_PORT" in message
     assert not leftover_processes(own_ports)
 
 
 def test_pages_for_others_need_a_password(own_ports: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECULOOS_HOST", "0.0.0.0")
-    made = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
-    assert made.returncode == 2
-    assert len(made.stderr.strip().splitlines()) == 1 and "set SPECULOOS_PASSWORD" in made.stderr
+    completed = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
+    assert completed.returncode == 2
+    assert len(completed.stderr.strip().splitlines()) == 1 and "set SPECULOOS_PASSWORD" in completed.stderr
     assert not leftover_processes(own_ports)

@@ -1,4 +1,4 @@
-"""Workers alone: what they need is said in one sentence, and several are kept running by one command."""
+"""Workers alone: a missing requirement is one sentence, and one command keeps several workers running."""
 
 import os
 import signal
@@ -23,20 +23,20 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:
-    made = Broker()
-    yield made.url
-    made.end()
+    broker = Broker()
+    yield broker.url
+    broker.end()
 
 
 @pytest.mark.sqlite
-def test_what_cannot_be_shared_is_said(home: Settings, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="REDIS_URL is not set, and no `speculoos up` runs") as said:
+def test_a_setup_that_cannot_be_shared_is_refused(home: Settings, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="REDIS_URL is not set, and no `speculoos up` runs") as error:
         workers.check_worker_setup(home)
-    assert "redis://host" in said.value.hint
+    assert "redis://host" in error.value.hint
     empty = replace(home, redis_url="redis://127.0.0.1:9/0", database_url=f"sqlite:///{tmp_path}/none.db")
-    with pytest.raises(BadInput, match="there is no database in") as said:
+    with pytest.raises(BadInput, match="there is no database in") as error:
         workers.check_worker_setup(empty)
-    assert "SQLite cannot be shared between machines" in said.value.hint and not (tmp_path / "none.db").exists()
+    assert "SQLite cannot be shared between machines" in error.value.hint and not (tmp_path / "none.db").exists()
     with pytest.raises(BadInput, match="REDIS_URL names another machine, but the database is a file of this one"):
         workers.check_worker_setup(replace(home, redis_url="redis://pages.lan:6379/0"))
     with pytest.raises(Unavailable, match="The broker does not respond"):
@@ -47,7 +47,7 @@ def test_tables_of_another_version_are_left_alone(home: Settings, redis_url: str
     settings = replace(home, redis_url=redis_url, database_url=postgres)
     db.upgrade(settings)
     with db.reading(settings) as session:
-        before = session.query(Base).count()  # of other tests: they share the database
+        before = session.query(Base).count()  # other tests share the database and may have added bases
     workers.check_worker_setup(settings)
     with db.reading(settings) as session:
         assert session.query(Base).count() == before, "no machine but that of the pages notes its starter"
@@ -64,8 +64,8 @@ def test_tables_of_another_version_are_left_alone(home: Settings, redis_url: str
 def test_one_command_keeps_several_workers(home: Settings, redis_url: str) -> None:
     environment = {**os.environ, "SPECULOOS_HOME": str(home.home), "REDIS_URL": f"{redis_url}?virtual_host=11"}
     environment |= {"DATABASE_URL": home.database_url, "SPECULOOS_STARTER": str(home.home / "none")}
-    words = ["worker", "--queue", "io", "--count", "2", "--device", "cpu,cuda:7"]
-    command = subprocess.Popen([sys.executable, "-m", "cli.main", *words], env=environment)
+    arguments = ["worker", "--queue", "io", "--count", "2", "--device", "cpu,cuda:7"]
+    command = subprocess.Popen([sys.executable, "-m", "cli.main", *arguments], env=environment)
     try:
         wait_until(lambda: len(pids(home)) == 2, 180, "two workers")
         first, second = sorted(pids(home))
@@ -85,5 +85,7 @@ def pids(home: Settings) -> set[int]:
 
 
 def device(pid: int) -> str:
-    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next(word.decode().partition("=")[2] for word in words if word.startswith(b"SPECULOOS_DEVICE="))
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next(
+        variable.decode().partition("=")[2] for variable in variables if variable.startswith(b"SPECULOOS_DEVICE=")
+    )

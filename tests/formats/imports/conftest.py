@@ -1,4 +1,4 @@
-"""A tiny base, and an import of what a writer made for it."""
+"""A tiny base, and imports of drafts that writers.py writes for it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -18,22 +18,22 @@ Imported = Callable[..., tuple[Path, dict[str, Any]]]
 
 
 def read_here(folder: Path, base: Path, scratch: Path, **more: str) -> dict[str, Any]:
-    """What the limited child does, in this process."""
-    asked = {"base_name": "tiny", "base_sha256": "b" * 64, "shown": folder.name, **more}
-    return convert(asdict(Conversion(str(folder), str(scratch), str(base), **asked)))
+    """Import a draft in this process, as the limited child does."""
+    options = {"base_name": "tiny", "base_sha256": "b" * 64, "shown": folder.name, **more}
+    return convert(asdict(Conversion(str(folder), str(scratch), str(base), **options)))
 
 
 @pytest.fixture(scope="session")
 def child() -> Iterator[LimitedChild]:
-    with LimitedChild(run.MEMORY, (run.WORK.partition(":")[0],)) as made:
-        yield made
+    with LimitedChild(run.MEMORY, (run.WORK.partition(":")[0],)) as process:
+        yield process
 
 
 @pytest.fixture
-def kept_child(child: LimitedChild, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imports of this test read in one child that stays: to start one takes seconds."""
+def shared_child(child: LimitedChild, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the imports of this test in one child process, because starting one takes seconds."""
 
-    def call(function: str, *arguments: Any, seconds: float, memory: int) -> Any:  # its own, the least there is
+    def call(function: str, *arguments: Any, seconds: float, memory: int) -> Any:  # the child has its own memory limit
         return child.call(function, *arguments, seconds=seconds)
 
     monkeypatch.setattr(run, "run_limited", call)
@@ -46,12 +46,12 @@ def base(tiny_base: Path) -> LoadedBase:
 
 @pytest.fixture
 def imported(tiny_base: Path, tmp_path: Path) -> Imported:
-    """imported(made, file=…, layout="", **config) → the checkpoint's folder and the report, in this process."""
+    """imported(published, file=…, layout="", **config) → the checkpoint's folder and the report, in this process."""
 
-    def bring(made: Any, file: str = "model.safetensors", layout: str = "", **changes: Any) -> Any:
-        folder = write(tmp_path / "published", made, file, **changes)
+    def import_draft(published: Any, file: str = "model.safetensors", layout: str = "", **changes: Any) -> Any:
+        folder = write(tmp_path / "published", published, file, **changes)
         scratch = tmp_path / "scratch"
         scratch.mkdir(exist_ok=True)
         return scratch / "draft", read_here(folder, tiny_base, scratch, layout=layout)
 
-    return bring
+    return import_draft

@@ -1,5 +1,5 @@
-"""The other projects' forwards, written anew in plain torch from what their sources compute: one sequence, no cache, a
-loop over heads, tensors by their own names. Nothing of the package under test is used."""
+"""The forward passes of the other projects, rewritten in plain torch from their sources: one sequence, no cache, a loop
+over heads, tensors by their own names. They use nothing of the package under test."""
 
 import math
 from typing import Any
@@ -19,8 +19,8 @@ def linear(tensors: Tensors, name: str, x: Tensor) -> Tensor:
     return y + tensors[f"{name}.bias"] if f"{name}.bias" in tensors else y
 
 
-def turns(config: dict[str, Any], dim: int) -> tuple[Tensor, float]:
-    """Radians a place adds to each pair of channels, and YaRN's factor."""
+def frequencies(config: dict[str, Any], dim: int) -> tuple[Tensor, float]:
+    """The rotation of each pair of channels in radians per position, and YaRN's factor."""
     theta, scaling = config.get("rope_theta", 10000.0), config.get("rope_scaling") or {}
     plain = torch.tensor([theta ** (-2 * i / dim) for i in range(dim // 2)])
     kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor", 1.0)
@@ -28,7 +28,7 @@ def turns(config: dict[str, Any], dim: int) -> tuple[Tensor, float]:
         return plain / factor, 1.0
     if kind == "llama3":
         length = scaling["original_max_position_embeddings"]
-        return torch.stack([_llama3(turn, scaling, length, factor) for turn in plain]), 1.0
+        return torch.stack([_llama3(frequency, scaling, length, factor) for frequency in plain]), 1.0
     if kind == "yarn":
         length = scaling["original_max_position_embeddings"]
         ends = [dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta)) for rotations in (32, 1)]
@@ -38,20 +38,20 @@ def turns(config: dict[str, Any], dim: int) -> tuple[Tensor, float]:
     return plain, 1.0
 
 
-def _llama3(turn: Tensor, scaling: dict[str, Any], length: int, factor: float) -> Tensor:
-    wave = 2 * math.pi / turn
+def _llama3(frequency: Tensor, scaling: dict[str, Any], length: int, factor: float) -> Tensor:
+    wave = 2 * math.pi / frequency
     if wave < length / scaling["high_freq_factor"]:
-        return turn
+        return frequency
     if wave > length / scaling["low_freq_factor"]:
-        return turn / factor
+        return frequency / factor
     smooth = (length / wave - scaling["low_freq_factor"]) / (scaling["high_freq_factor"] - scaling["low_freq_factor"])
-    return (1 - smooth) * turn / factor + smooth * turn
+    return (1 - smooth) * frequency / factor + smooth * frequency
 
 
 def rotated(x: Tensor, config: dict[str, Any]) -> Tensor:
-    """x [n, d] at places 0…n-1, halves as pairs."""
-    turn, factor = turns(config, x.shape[1])
-    angles = torch.arange(len(x))[:, None] * turn
+    """Rotate x [n, d] at positions 0…n-1; a pair is one channel of each half."""
+    frequency, factor = frequencies(config, x.shape[1])
+    angles = torch.arange(len(x))[:, None] * frequency
     left, right = x.chunk(2, 1)
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return torch.cat([left * cos - right * sin, right * cos + left * sin], 1)
@@ -81,7 +81,7 @@ def mlp(tensors: Tensors, prefix: str, x: Tensor) -> Tensor:
 
 
 def layer(tensors: Tensors, prefix: str, config: dict[str, Any], read: Tensor, residual: Tensor) -> Tensor:
-    """`read` goes into attention, `residual` past it."""
+    """`read` is the input of attention, `residual` is added to its output."""
     x = residual + attention(tensors, f"{prefix}self_attn.", config, read)
     return x + mlp(tensors, f"{prefix}mlp.", rms(x, tensors[f"{prefix}post_attention_layernorm.weight"], EPS(config)))
 
@@ -113,7 +113,7 @@ class Eagle:
 
 
 class Eagle3:
-    """EAGLE-3 with all that its relatives add."""
+    """EAGLE-3 with the options that other projects add."""
 
     def __init__(self, config: dict[str, Any], tensors: Tensors, table: Tensor, head: Tensor):
         self.config = {**config, **config.get("transformer_layer_config", {})}
@@ -141,7 +141,7 @@ class Eagle3:
         return rms(x, self.tensors["norm.weight"], eps) if self.config.get("norm_output") else x
 
     def before(self, features: Tensor) -> Tensor:
-        """What the norm of the features reads."""
+        """The input of the norm of the features."""
         return features
 
     def logits(self, x: Tensor) -> Tensor:
@@ -152,27 +152,27 @@ class Eagle3:
 
 def medusa(tensors: Tensors, hidden: Tensor, head: Tensor, prefix: str = "") -> Tensor:
     """Logits [heads, n, V] of the Medusa repository's heads; `head` [V, H] scores where they have no matrix."""
-    made = []
+    logits = []
     for number in range(1 + max(int(name.removeprefix(prefix).split(".")[0]) for name in tensors)):
         x, at = hidden, 0
         while f"{prefix}{number}.{at}.linear.weight" in tensors:
             y = linear(tensors, f"{prefix}{number}.{at}.linear", x)
             x, at = x + y * y.sigmoid(), at + 1
-        made.append(x @ tensors.get(f"{prefix}{number}.{at}.weight", head).T)
-    return torch.stack(made)
+        logits.append(x @ tensors.get(f"{prefix}{number}.{at}.weight", head).T)
+    return torch.stack(logits)
 
 
 def vllm_medusa(config: dict[str, Any], tensors: Tensors, hidden: Tensor) -> Tensor:
     """Logits [heads, n, V] of vLLM's heads, −∞ for tokens that are not in a token map."""
-    made = []
+    logits = []
     for number in range(config["num_heads"]):
         y = linear(tensors, f"blocks.{number}.layers.0", hidden)
         matrix = tensors["lm_heads.0.weight" if config["original_lm_head"] else f"lm_heads.{number}.weight"]
         scores = (hidden + y * y.sigmoid()) @ matrix.T
         whole = torch.full((len(hidden), config["vocab_size"]), float("-inf"))
         whole[:, tensors.get("token_map", torch.arange(config["vocab_size"]))] = scores
-        made.append(whole)
-    return torch.stack(made)
+        logits.append(whole)
+    return torch.stack(logits)
 
 
 class Eagle3Twice(Eagle3):

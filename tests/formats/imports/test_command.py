@@ -1,5 +1,5 @@
-"""A published draft by the command line: a job, a checkpoint row like any other, used by name, traced, evaluated and
-exported."""
+"""Import a published draft on the command line: a job adds a checkpoint, which is used by name, traced, evaluated and
+exported like any other."""
 
 import json
 from collections.abc import Iterator
@@ -46,17 +46,24 @@ def test_a_published_draft_is_used_by_name_like_our_own(
     add_base(services_home, tiny_base)
     source = writers.write(tmp_path / "eagle-heads", writers.eagle3(draft_ids=torch.arange(0, 320, 2), marked=True))
     (source / "README.md").write_text("---\nlicense: mit\n---\n")
-    words = ("models", "add-draft", str(source), "--model", "tiny", "--name", "theirs")
-    found, progress = in_this_process(capsys, *words)
-    assert (found["state"], found["method"], found["base"], found["name"]) == ("ready", "eagle3", "tiny", "theirs")
-    assert found["config"]["imported"]["licence"] == "mit" and found["config"]["imported"]["format"] == "eagle3"
-    assert file_sha256(Path(found["path"], "model.safetensors")) == found["sha256"]
+    arguments = ("models", "add-draft", str(source), "--model", "tiny", "--name", "theirs")
+    checkpoint, progress = in_this_process(capsys, *arguments)
+    assert (checkpoint["state"], checkpoint["method"], checkpoint["base"], checkpoint["name"]) == (
+        "ready",
+        "eagle3",
+        "tiny",
+        "theirs",
+    )
+    assert (
+        checkpoint["config"]["imported"]["licence"] == "mit" and checkpoint["config"]["imported"]["format"] == "eagle3"
+    )
+    assert file_sha256(Path(checkpoint["path"], "model.safetensors")) == checkpoint["sha256"]
     assert "Import theirs" in progress and not leftover_processes(services_home)
-    asked = ["generate", "--prompt", "hello", "--max-tokens", "24", "--json"]
+    command = ["generate", "--prompt", "hello", "--max-tokens", "24", "--json"]
     trace = tmp_path / "trace.jsonl"
-    assert main([*asked, "--model", "tiny"]) == 0
+    assert main([*command, "--model", "tiny"]) == 0
     plain = last_json(capsys)
-    assert main([*asked, "--model", "tiny@theirs", "--trace", str(trace)]) == 0
+    assert main([*command, "--model", "tiny@theirs", "--trace", str(trace)]) == 0
     drafted = last_json(capsys)
     assert drafted["token_ids"] == plain["token_ids"]
     records = [json.loads(line) for line in trace.read_text().splitlines()]
@@ -69,7 +76,7 @@ def test_a_published_draft_is_used_by_name_like_our_own(
 
 
 @pytest.fixture
-def asked(home: Settings, kept_child: None, tiny_base: Path, tmp_path: Path) -> tuple[ImportDraft, JobContext]:
+def import_job(home: Settings, shared_child: None, tiny_base: Path, tmp_path: Path) -> tuple[ImportDraft, JobContext]:
     """A claimed job that imports `tmp_path/published`."""
     location = str(tmp_path / "published")
     request = ImportDraft(source="folder", location=location, base_id=add_base(home, tiny_base))
@@ -84,8 +91,8 @@ def row(context: JobContext, checkpoint_id: str) -> Checkpoint:
         return session.get_one(Checkpoint, checkpoint_id)
 
 
-def test_the_row_says_what_it_is_before_and_after(asked: tuple[ImportDraft, JobContext], tmp_path: Path) -> None:
-    request, context = asked
+def test_the_import_fills_in_the_row(import_job: tuple[ImportDraft, JobContext], tmp_path: Path) -> None:
+    request, context = import_job
     pending = row(context, request.checkpoint_id)
     assert (pending.name, pending.state, pending.method) == ("published", "pending", "")
     writers.write(tmp_path / "published", writers.medusa(), "medusa_lm_head.pt", medusa_num_heads=2)
@@ -95,13 +102,13 @@ def test_the_row_says_what_it_is_before_and_after(asked: tuple[ImportDraft, JobC
     assert ready.base_sha256 == pending.base_sha256 and ready.size_bytes > 0
     with db.reading(context.settings) as session:
         base = session.get_one(Base, ready.base_id)
-        shown = lineage(session, ready, base) + settings_table(ready) + "".join(row_cells(pending, {}, {}))
+        html = lineage(session, ready, base) + settings_table(ready) + "".join(row_cells(pending, {}, {}))
         assert queries.find_checkpoint(session, "tiny@published").id == ready.id
-    assert "Medusa repository" in shown and "medusa_num_heads: config.json says 2" in shown
+    assert "Medusa repository" in html and "medusa_num_heads: config.json says 2" in html
 
 
-def test_a_refused_draft_leaves_no_files(asked: tuple[ImportDraft, JobContext], tmp_path: Path) -> None:
-    request, context = asked
+def test_a_refused_draft_leaves_no_files(import_job: tuple[ImportDraft, JobContext], tmp_path: Path) -> None:
+    request, context = import_job
     writers.write(tmp_path / "published", writers.medusa(), medusa_num_heads=9)
     with pytest.raises(BadInput, match="published/config.json: medusa_num_heads is 9"):
         work.run_import_draft(request, context)
@@ -117,7 +124,7 @@ def test_the_command_reads_back() -> None:
     )
 
 
-def test_what_the_command_cannot_take_is_one_sentence(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_refused_in_one_sentence(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "add-draft", "x", "--model", "tiny", "--source", "web"]) == 2
     assert "--source web: expected one of folder, hub" in capsys.readouterr().err
     assert main(["models", "add-draft", "x", "--model", "nothing"]) == 2

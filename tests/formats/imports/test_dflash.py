@@ -1,4 +1,4 @@
-"""Published DFlash drafts compute here what the servers' networks compute; others are refused in a sentence."""
+"""Imported DFlash drafts compute the logits of the servers' networks; other drafts are refused in one sentence."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from models.base import load_base
 from models.checkpoints import load_draft, read_config, verify_sums
 from speculoos.errors import BadInput, Unsupported
 from tests.decoding.conftest import run, tokens_of
-from tests.formats.imports.test_layouts import NEAR, PROMPT, SHUFFLED, SOME, plain_text
+from tests.formats.imports.test_layouts import DRAFT_IDS, NEAR, PROMPT, SHUFFLED, plain_text
 from tests.formats.imports.writers import HIDDEN, LAYERS, LINEAR, LLAMA, VOCABULARY, Random, changed, layer, write
 
 IDS, BLOCK, MASK = [0, 1, 3], 5, 0
-PLACES = 9
+POSITIONS = 9
 
 
 def zlab(**options: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -27,9 +27,9 @@ def zlab(**options: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     random, ids = Random(5), options.get("ids", IDS)
     config = {**LLAMA, "model_type": "qwen3", "num_hidden_layers": options.get("layers", 2)}
     config |= {"architectures": ["DFlashDraftModel"], "num_target_layers": LAYERS, **options.get("config", {})}
-    own: dict[str, Any] = {"mask_token_id": MASK} | ({} if ids is None else {"target_layer_ids": ids})
-    (own if options.get("nested") else config)["block_size"] = BLOCK
-    config["dflash_config"] = own
+    section: dict[str, Any] = {"mask_token_id": MASK} | ({} if ids is None else {"target_layer_ids": ids})
+    (section if options.get("nested") else config)["block_size"] = BLOCK
+    config["dflash_config"] = section
     fused = 1 if ids is None else len(ids)  # the base of the tests has four layers, so one is fused by default
     tensors = {"fc.weight": random.matrix(HIDDEN, fused * HIDDEN)}
     tensors |= {name: random.norm(HIDDEN) for name in ("hidden_norm.weight", "norm.weight")}
@@ -63,14 +63,14 @@ def speculators(draft_ids: Any = None, **options: Any) -> tuple[dict[str, Any], 
     }, tensors
 
 
-def in_transformers_names(made: Any) -> Any:
+def in_transformers_names(published: Any) -> Any:
     def rename(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         tensors["encoder.fc.weight"] = tensors.pop("fc.weight")
         tensors["encoder.output_norm_enc.weight"] = tensors.pop("hidden_norm.weight")
         config |= {"model_type": "muse_glimmer_assistant", "architectures": ["MuseGlimmerAssistantModel"]}
         config |= config.pop("dflash_config")
 
-    return changed(made, rename)
+    return changed(published, rename)
 
 
 PUBLISHED = {
@@ -82,14 +82,14 @@ PUBLISHED = {
     "biases": zlab(biases="qkv o", config={"attention_bias": True}),
     "transformers": in_transformers_names(zlab()),
     "speculators": speculators(),
-    "speculators, a draft vocabulary": speculators(SOME),
+    "speculators, a draft vocabulary": speculators(DRAFT_IDS),
     "speculators, by frequency": speculators(SHUFFLED),
 }
 
 
-def reference(made: Any, folder: Any) -> BlockDraft:
+def reference(published: Any, folder: Any) -> BlockDraft:
     """The network of `formats.dflash_readers` on the published tensors, under z-lab's names."""
-    config, tensors = made
+    config, tensors = published
     tensors = {
         {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}.get(n, n): t
         for n, t in tensors.items()
@@ -104,23 +104,23 @@ def reference(made: Any, folder: Any) -> BlockDraft:
 @pytest.mark.parametrize("name", PUBLISHED)
 @torch.no_grad()
 def test_a_published_draft_computes_the_same_here(name, base, tiny_base, imported, tmp_path):
-    made = PUBLISHED[name]
-    folder, report = imported(made)
+    published = PUBLISHED[name]
+    folder, report = imported(published)
     verify_sums(folder)
     expected_layout = "speculators-dflash" if name.startswith("speculators") else "dflash"
     assert (report["format"], report["method"]) == (expected_layout, "dflash")
-    draft, network = load_draft(folder, base), reference(made, tmp_path / "reference")
+    draft, network = load_draft(folder, base), reference(published, tmp_path / "reference")
     assert draft.layers_wanted == ((2,) if "rule" in name else tuple(IDS))
-    aux = Random(7).matrix(PLACES, len(draft.layers_wanted) * HIDDEN) * 5
+    aux = Random(7).matrix(POSITIONS, len(draft.layers_wanted) * HIDDEN) * 5
     token = 42
     x = network.outputs(aux, base.embed_tokens(torch.tensor([token] + [MASK] * (BLOCK - 1))))
-    wanted = network.weights.linear(x, "lm_head.weight") if network.own_head else base.logits(x)
+    expected = network.weights.linear(x, "lm_head.weight") if network.own_head else base.logits(x)
     for runner in (BlockRunner(draft), packed(folder, tiny_base)):
         cache = runner.new_cache()
         runner.inject(aux[:4], cache)
         runner.inject(aux[4:], cache)
-        torch.testing.assert_close(runner.logits(runner.block(token, cache)), wanted, **NEAR)
-        assert cache.length == PLACES
+        torch.testing.assert_close(runner.logits(runner.block(token, cache)), expected, **NEAR)
+        assert cache.length == POSITIONS
     fast_base = load_base(tiny_base)
     target = fast_target(fast_base, 200)
     steps = run(target, make_drafter(target, load_draft(folder, fast_base)), PROMPT, max_tokens=16)
@@ -133,7 +133,7 @@ def packed(folder: Any, tiny_base: Any) -> PackedBlockRunner:
 
 
 def test_the_bases_own_tensors_in_a_file_are_not_stored(base, imported):
-    """Older speculators stored them."""
+    """Older versions of speculators store them."""
 
     def add(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         tensors["embed_tokens.weight"] = base.embed_tokens.weight.detach().clone()
@@ -145,43 +145,55 @@ def test_the_bases_own_tensors_in_a_file_are_not_stored(base, imported):
     assert not [name for name, _ in load_draft(folder, base).named_parameters() if "embed" in name or "head" in name]
 
 
-def said(made: Any, section: str = "", **more: Any) -> Any:
-    """`made` with more keys in its config, or in one of its sections."""
+def with_config(published: Any, section: str = "", **more: Any) -> Any:
+    """`published` with more keys in its config, or in one section of it."""
 
     def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         config |= {section: {**config[section], **more}} if section else more
 
-    return changed(made, change)
+    return changed(published, change)
 
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64, "use_sliding_window": True}
 REFUSED = {
-    "DSpark": (said(zlab(), architectures=["Qwen3DSparkModel"]), "DSpark is not supported; DFlash is"),
-    "DFlash2": (said(zlab(), architectures=["DFlash2DraftModel"]), "DFlash2 is not supported; DFlash is"),
+    "DSpark": (with_config(zlab(), architectures=["Qwen3DSparkModel"]), "DSpark is not supported; DFlash is"),
+    "DFlash2": (with_config(zlab(), architectures=["DFlash2DraftModel"]), "DFlash2 is not supported; DFlash is"),
     "speculators' DSpark": (
-        said(speculators(), speculators_model_type="dspark"),
+        with_config(speculators(), speculators_model_type="dspark"),
         "supported are .*dflash",
     ),
     "speculators' DFlash2": (
-        said(speculators(), speculators_model_type="dflash2"),
+        with_config(speculators(), speculators_model_type="dflash2"),
         "supported are .*dflash",
     ),
-    "drafts at the anchor": (said(speculators(), sample_from_anchor=True), "sample_from_anchor: .* as DSpark does"),
-    "causal": (said(zlab(), "dflash_config", causal=True), "causal: .* causal mask"),
-    "sliding window": (said(zlab(), **SLIDING), "sliding_window: .* only drafts with full attention"),
+    "drafts at the anchor": (
+        with_config(speculators(), sample_from_anchor=True),
+        "sample_from_anchor: .* as DSpark does",
+    ),
+    "causal": (with_config(zlab(), "dflash_config", causal=True), "causal: .* causal mask"),
+    "sliding window": (with_config(zlab(), **SLIDING), "sliding_window: .* only drafts with full attention"),
     "no mask token": (
-        said(zlab(), "dflash_config", mask_token_id=None),
+        with_config(zlab(), "dflash_config", mask_token_id=None),
         "mask_token_id: expected a token id below 320",
     ),
-    "a mask beyond": (said(zlab(), "dflash_config", mask_token_id=320), "mask_token_id: expected a token id below 320"),
-    "no block size": (said(zlab(), block_size=None), "block_size is missing"),
-    "layer beyond": (said(zlab(), "dflash_config", target_layer_ids=[0, 1, 4]), "expected layers 0 to 3 .* got 4"),
+    "a mask beyond": (
+        with_config(zlab(), "dflash_config", mask_token_id=320),
+        "mask_token_id: expected a token id below 320",
+    ),
+    "no block size": (with_config(zlab(), block_size=None), "block_size is missing"),
+    "layer beyond": (
+        with_config(zlab(), "dflash_config", target_layer_ids=[0, 1, 4]),
+        "expected layers 0 to 3 .* got 4",
+    ),
     "embeddings as a layer": (
-        said(speculators(), aux_hidden_state_layer_ids=[0, 2, 3]),
+        with_config(speculators(), aux_hidden_state_layer_ids=[0, 2, 3]),
         "expected layers 1 to 4 .* got 0",
     ),
-    "fewer layers": (said(zlab(), "dflash_config", target_layer_ids=[0, 1]), "has 2 layers, and fc.weight takes 3"),
-    "hidden size": (said(zlab(), hidden_size=64), "hidden_size is 64, the base model tiny has 32"),
+    "fewer layers": (
+        with_config(zlab(), "dflash_config", target_layer_ids=[0, 1]),
+        "has 2 layers, and fc.weight takes 3",
+    ),
+    "hidden size": (with_config(zlab(), hidden_size=64), "hidden_size is 64, the base model tiny has 32"),
     "other embeddings": (
         changed(
             zlab(), lambda config, tensors: tensors.update({"embed_tokens.weight": torch.ones(VOCABULARY, HIDDEN)})
@@ -192,15 +204,18 @@ REFUSED = {
         changed(zlab(), lambda config, tensors: tensors.update({"markov_w1.weight": torch.ones(4)})),
         "contains markov_w1.weight, which is not part",
     ),
-    "no head": (said(speculators(), draft_vocab_size=40), "lm_head.weight is missing, and draft_vocab_size is 40"),
+    "no head": (
+        with_config(speculators(), draft_vocab_size=40),
+        "lm_head.weight is missing, and draft_vocab_size is 40",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_dflash_draft_for_this_base_is_refused(name, imported):
-    made, words = REFUSED[name]
-    with pytest.raises((BadInput, Unsupported), match=words):
-        imported(made)
+def test_unsupported_and_unfit_drafts_are_refused(name, imported):
+    published, message = REFUSED[name]
+    with pytest.raises((BadInput, Unsupported), match=message):
+        imported(published)
 
 
 def test_a_separate_mask_embedding_is_refused(imported, tmp_path):

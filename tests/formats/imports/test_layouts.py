@@ -1,5 +1,5 @@
-"""Published drafts of every layout compute here what they computed where they come from: against references written
-from the other projects' forwards, by the plain module and by the fast runner, and without changing a token."""
+"""Imported drafts of every layout compute the logits of references written from the other projects' forward passes, in
+the plain module and in the fast runner, and do not change the generated tokens."""
 
 from functools import cache
 from typing import Any
@@ -18,12 +18,12 @@ from tests.decoding.conftest import run, tokens_of
 from tests.formats.imports import references, writers
 from tests.formats.imports.writers import HIDDEN, LINEAR, LLAMA3, VOCABULARY, YARN
 
-PLACES, PROMPT = 9, list(range(20, 50))
+POSITIONS, PROMPT = 9, list(range(20, 50))
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 NEAR = {"rtol": 0.0, "atol": 1e-4}
 OTHER_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 48}
-SOME = torch.arange(3, VOCABULARY, 2)
-SHUFFLED = SOME[torch.randperm(len(SOME), generator=torch.Generator().manual_seed(0))]
+DRAFT_IDS = torch.arange(3, VOCABULARY, 2)
+SHUFFLED = DRAFT_IDS[torch.randperm(len(DRAFT_IDS), generator=torch.Generator().manual_seed(0))]
 """ModelOpt lists its draft vocabulary by frequency."""
 TABLE = writers.Random(9).matrix(VOCABULARY, HIDDEN) * 5
 NARROW = writers.Random(8).matrix(VOCABULARY, 16) * 5
@@ -40,16 +40,16 @@ EAGLE: dict[str, tuple[str, dict[str, Any]]] = {
     "other heads": ("model.safetensors", {"config": OTHER_HEADS}),
 }
 EAGLE3: dict[str, tuple[str, dict[str, Any]]] = {
-    "repository": ("pytorch_model.bin", {"draft_ids": SOME, "marked": True}),
+    "repository": ("pytorch_model.bin", {"draft_ids": DRAFT_IDS, "marked": True}),
     "all tokens": ("model.safetensors", {}),
     "modelopt": ("model.safetensors", {"first": "layers.0.", "draft_ids": SHUFFLED}),
-    "norm before residual": ("model.safetensors", {"config": {"norm_before_residual": True}, "draft_ids": SOME}),
+    "norm before residual": ("model.safetensors", {"config": {"norm_before_residual": True}, "draft_ids": DRAFT_IDS}),
     "each normed": ("model.safetensors", {"each": True, "config": {"fc_norm": True, "norm_output": True}}),
     "together normed": ("model.safetensors", {"joined": True, "config": {"norm_before_fc": True}}),
     "biases": ("model.safetensors", {"biases": "qkv o mlp", "fc_bias": True}),
     "query norms": ("model.safetensors", {"qk": True}),
     "two layers": ("model.safetensors", {"layers": 2}),
-    "own embeddings": ("model.safetensors", {"table": TABLE, "draft_ids": SOME}),
+    "own embeddings": ("model.safetensors", {"table": TABLE, "draft_ids": DRAFT_IDS}),
     "narrower": (
         "model.safetensors",
         {
@@ -57,7 +57,7 @@ EAGLE3: dict[str, tuple[str, dict[str, Any]]] = {
             "config": {"hidden_size": 16, "target_hidden_size": HIDDEN, "intermediate_size": 40},
         },
     ),
-    "other heads": ("model.safetensors", {"config": OTHER_HEADS, "draft_ids": SOME}),
+    "other heads": ("model.safetensors", {"config": OTHER_HEADS, "draft_ids": DRAFT_IDS}),
     "llama3 rope": ("model.safetensors", {"config": {"rope_scaling": LLAMA3, "rope_theta": 500.0}}),
     "yarn": ("model.safetensors", {"config": {"rope_scaling": YARN}}),
     "two fused": ("model.safetensors", {"fused": 2, "config": {"eagle_config": {LAYER_IDS: [0, 2]}}}),
@@ -73,7 +73,7 @@ def drafted_twice(draft: Any, hidden: torch.Tensor, aux: torch.Tensor, ids: torc
 
 
 class Network:
-    """Our module in the reference's shape."""
+    """Our module with the interface of a reference."""
 
     def __init__(self, draft: Any):
         self.draft, self.logits = draft, draft.logits
@@ -86,7 +86,7 @@ class Network:
 
 
 def runner_twice(runner: PackedRunner, hidden: torch.Tensor, aux: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The same by the fast runner, the second step over its cache."""
+    """The logits of `drafted_twice` from the fast runner, the second step with its cache."""
     cache = runner.new_cache()
     out = runner(runner.fuse(hidden, aux), ids[:-1], torch.arange(len(ids) - 1), cache)[-1:]
     again = runner(out, ids[-1:], torch.tensor([len(ids) - 1]), cache)
@@ -95,25 +95,25 @@ def runner_twice(runner: PackedRunner, hidden: torch.Tensor, aux: torch.Tensor, 
 
 def inputs(base: Any, fused: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     random = writers.Random(7)
-    ids = torch.randint(0, base.vocab_size, (PLACES + 1,), generator=random.generator)
-    return random.matrix(PLACES, base.hidden_size) * 5, random.matrix(PLACES, fused * base.hidden_size) * 5, ids
+    ids = torch.randint(0, base.vocab_size, (POSITIONS + 1,), generator=random.generator)
+    return random.matrix(POSITIONS, base.hidden_size) * 5, random.matrix(POSITIONS, fused * base.hidden_size) * 5, ids
 
 
 @torch.no_grad()
 def check_eagle(
-    kind: str, file: str, made: Any, options: dict, base: Any, tiny_base: Any, imported: Any, layout: str = ""
+    kind: str, file: str, published: Any, options: dict, base: Any, tiny_base: Any, imported: Any, layout: str = ""
 ) -> dict:
-    """Module and runner equal the reference; the engine's output stays the base's."""
-    folder, report = imported(made, file, layout)
+    """Check that module and runner equal the reference, and that the engine generates the tokens of the base."""
+    folder, report = imported(published, file, layout)
     verify_sums(folder)
-    reference = getattr(references, kind)(*made, base.embed_tokens.weight, base.lm_head.weight)
-    given = inputs(base, options.get("fused", 3))
-    wanted = drafted_twice(reference, *given)
+    reference = getattr(references, kind)(*published, base.embed_tokens.weight, base.lm_head.weight)
+    arguments = inputs(base, options.get("fused", 3))
+    expected = drafted_twice(reference, *arguments)
     draft = load_draft(folder, base)
-    torch.testing.assert_close(drafted_twice(Network(draft), *given), wanted, **NEAR)
+    torch.testing.assert_close(drafted_twice(Network(draft), *arguments), expected, **NEAR)
     fast_base = load_base(tiny_base)
     packed = load_draft(folder, fast_base)
-    torch.testing.assert_close(runner_twice(PackedRunner(packed, torch.float32), *given), wanted, **NEAR)
+    torch.testing.assert_close(runner_twice(PackedRunner(packed, torch.float32), *arguments), expected, **NEAR)
     check_engine(folder, tiny_base)
     return report
 
@@ -135,80 +135,80 @@ def check_engine(folder: Any, tiny_base: Any) -> None:
 @pytest.mark.parametrize("name", EAGLE)
 def test_eagle_1(name, base, tiny_base, imported):
     file, options = EAGLE[name]
-    made = writers.eagle(**options)
-    report = check_eagle("Eagle", file, made, options, base, tiny_base, imported)
+    published = writers.eagle(**options)
+    report = check_eagle("Eagle", file, published, options, base, tiny_base, imported)
     assert (report["format"], report["method"]) == ("eagle", "eagle")
 
 
 @pytest.mark.parametrize("name", EAGLE3)
 def test_eagle_3(name, base, tiny_base, imported):
     file, options = EAGLE3[name]
-    made = writers.eagle3(**options)
-    report = check_eagle("Eagle3", file, made, options, base, tiny_base, imported)
+    published = writers.eagle3(**options)
+    report = check_eagle("Eagle3", file, published, options, base, tiny_base, imported)
     assert report["format"] == ("modelopt-eagle3" if name == "modelopt" else "eagle3")
 
 
 def test_features_normed_twice_as_modelopt_trains_them(base, tiny_base, imported):
-    """What its module computes since 0.41 and no server does: only where it is asked for, and exported nowhere."""
+    """ModelOpt's module does so since 0.41 and no server does: an import does so on request, and no format takes it."""
     options = {"first": "layers.0.", "draft_ids": SHUFFLED, "config": {"eagle_config": {LAYER_IDS: [0, 2, 3]}}}
-    made = writers.eagle3(**options)
-    check_eagle("Eagle3Twice", "model.safetensors", made, options, base, tiny_base, imported, MODELOPT_TWICE)
-    folder, _ = imported(made, layout=MODELOPT_TWICE)
-    reasons = {one.name: one.reason for one in formats_of(folder, tiny_base)}
+    published = writers.eagle3(**options)
+    check_eagle("Eagle3Twice", "model.safetensors", published, options, base, tiny_base, imported, MODELOPT_TWICE)
+    folder, _ = imported(published, layout=MODELOPT_TWICE)
+    reasons = {option.name: option.reason for option in formats_of(folder, tiny_base)}
     assert "norm_features_twice" in reasons["vllm"] and "norm_features_twice" in reasons["modelopt"]
-    folder, _ = imported(made, layout="modelopt-eagle3")
+    folder, _ = imported(published, layout="modelopt-eagle3")
     assert not load_draft(folder, base).config.norm_features_twice
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"draft_ids": SOME, "marked": True},
-        {"draft_ids": SOME, "marked": True, "each": True, "top": {"norm_output": True}},
-        {"draft_ids": SOME, "marked": True, "joined": True, "layers": 2},
+        {"draft_ids": DRAFT_IDS, "marked": True},
+        {"draft_ids": DRAFT_IDS, "marked": True, "each": True, "top": {"norm_output": True}},
+        {"draft_ids": DRAFT_IDS, "marked": True, "joined": True, "layers": 2},
     ],
     ids=["plain", "3.1", "norm before fc"],
 )
 def test_speculators(options, base, tiny_base, imported):
-    made = writers.speculators(**options)
-    report = check_eagle("Eagle3", "model.safetensors", made, options, base, tiny_base, imported)
+    published = writers.speculators(**options)
+    report = check_eagle("Eagle3", "model.safetensors", published, options, base, tiny_base, imported)
     assert report["format"] == "speculators"
 
 
 @pytest.mark.parametrize(
     ("options", "depths"),
-    [({"draft_ids": SOME, "marked": True}, 4), ({"layers": 2, "joined": True, "table": TABLE, "depths": None}, 8)],
+    [({"draft_ids": DRAFT_IDS, "marked": True}, 4), ({"layers": 2, "joined": True, "table": TABLE, "depths": None}, 8)],
     ids=["plain", "two layers, own embeddings"],
 )
 @torch.no_grad()
 def test_peagle(options, depths, base, tiny_base, imported):
     """Masked positions read the mask's features and token."""
-    made = writers.peagle(**options)
-    report = check_eagle("Eagle3", "model.safetensors", made, options, base, tiny_base, imported)
+    published = writers.peagle(**options)
+    report = check_eagle("Eagle3", "model.safetensors", published, options, base, tiny_base, imported)
     assert (report["format"], report["method"]) == ("peagle", "peagle")
     assert any("up to 8 tokens" in notice for notice in report["notices"]) == (depths == 8)
-    check_masked(made, depths, base, imported)
+    check_masked(published, depths, base, imported)
 
 
-def check_masked(made, depths, base, imported):
-    draft = load_draft(imported(made)[0], base)
+def check_masked(published, depths, base, imported):
+    draft = load_draft(imported(published)[0], base)
     assert draft.config.num_depths == depths
-    reference = references.Eagle3(*made, base.embed_tokens.weight, base.lm_head.weight)
+    reference = references.Eagle3(*published, base.embed_tokens.weight, base.lm_head.weight)
     hidden, aux, ids = inputs(base, 3)
-    mask = made[1]["mask_hidden"].view(1, -1).expand(2, -1)
-    wanted = reference.hidden(reference.fuse(hidden, torch.cat([aux, mask])), torch.tensor([*ids[:-1], 9, 9]))[-3:]
+    mask = published[1]["mask_hidden"].view(1, -1).expand(2, -1)
+    expected = reference.hidden(reference.fuse(hidden, torch.cat([aux, mask])), torch.tensor([*ids[:-1], 9, 9]))[-3:]
     masked = torch.cat([draft.fuse(None, aux[None].chunk(3, -1)), draft.mask_feature().expand(1, 2, -1)], 1)
     tokens = torch.tensor([[*ids[:-1], draft.mask_token_id, draft.mask_token_id]])
-    out = draft(masked, tokens, torch.arange(PLACES + 2)[None])[0, -3:]
-    torch.testing.assert_close(draft.logits(out), reference.logits(wanted), **NEAR)
+    out = draft(masked, tokens, torch.arange(POSITIONS + 2)[None])[0, -3:]
+    torch.testing.assert_close(draft.logits(out), reference.logits(expected), **NEAR)
 
 
 @torch.no_grad()
 def test_peagle_for_vllm(base, tiny_base, imported):
-    made = writers.vllm_peagle()
-    report = check_eagle("Eagle3", "model.safetensors", made, {}, base, tiny_base, imported)
+    published = writers.vllm_peagle()
+    report = check_eagle("Eagle3", "model.safetensors", published, {}, base, tiny_base, imported)
     assert report["format"] == "peagle"
-    check_masked(made, 8, base, imported)
+    check_masked(published, 8, base, imported)
 
 
 @pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
@@ -220,12 +220,12 @@ def test_peagle_for_vllm(base, tiny_base, imported):
 @torch.no_grad()
 def test_medusa(file, options, base, tiny_base, imported):
     if options.get("layers") == 0:
-        options = {**options, "prefix": "medusa_head."}  # else nothing says what the matrices are
-    made = writers.medusa(**options)
-    folder, report = imported(made, file)
+        options = {**options, "prefix": "medusa_head."}  # nothing else says what the matrices are
+    published = writers.medusa(**options)
+    folder, report = imported(published, file)
     hidden = inputs(base, 3)[0]
-    wanted = references.medusa(made[1], hidden, base.lm_head.weight, options.get("prefix", ""))
-    torch.testing.assert_close(load_draft(folder, base)(hidden), wanted, **NEAR)
+    expected = references.medusa(published[1], hidden, base.lm_head.weight, options.get("prefix", ""))
+    torch.testing.assert_close(load_draft(folder, base)(hidden), expected, **NEAR)
     check_engine(folder, tiny_base)
     assert (report["format"], report["method"]) == ("medusa", "medusa")
 
@@ -237,11 +237,11 @@ def test_medusa(file, options, base, tiny_base, imported):
 )
 @torch.no_grad()
 def test_medusa_for_vllm(options, base, tiny_base, imported):
-    made = writers.vllm_medusa(**options)
-    folder, report = imported(made)
+    published = writers.vllm_medusa(**options)
+    folder, report = imported(published)
     hidden, heads = inputs(base, 3)[0], load_draft(folder, base)
-    wanted = references.vllm_medusa(*made, hidden)
-    torch.testing.assert_close(heads(hidden), wanted[..., heads.draft_ids], **NEAR)
-    assert wanted.isfinite().sum() == wanted[..., heads.draft_ids].numel()
+    expected = references.vllm_medusa(*published, hidden)
+    torch.testing.assert_close(heads(hidden), expected[..., heads.draft_ids], **NEAR)
+    assert expected.isfinite().sum() == expected[..., heads.draft_ids].numel()
     check_engine(folder, tiny_base)
     assert report["format"] == "vllm-medusa"

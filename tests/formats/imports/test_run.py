@@ -1,5 +1,5 @@
-"""The way in: a limited child, whole or not at all; pickles with code are refused and never run; what went out comes
-back as it was."""
+"""Imports in a limited child process: they write a whole checkpoint or nothing, and refuse pickles with code without
+running them; a checkpoint of ours is imported unchanged."""
 
 import json
 import os
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 
 class Code:
-    """Unpickling it makes a file: what a hostile pickle would do."""
+    """Unpickling it creates a file, as a hostile pickle could."""
 
     def __init__(self, marker: Path):
         self.marker = marker
@@ -35,7 +35,7 @@ class Code:
 
 
 @pytest.fixture
-def matched(tiny_base) -> TargetBase:
+def target_base(tiny_base) -> TargetBase:
     return TargetBase(tiny_base, "tiny", "b" * 64)
 
 
@@ -43,10 +43,10 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*"))
 
 
-def test_a_draft_comes_in_whole_with_its_origin_on_the_card(tmp_path, matched, base):
+def test_a_draft_comes_in_whole_with_its_origin_on_the_card(tmp_path, target_base, base):
     source = writers.write(tmp_path / "heads", writers.medusa(), "medusa_lm_head.pt")
     (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Heads")
-    report = import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", SilentReporter())
+    report = import_draft("folder", str(source), target_base, tmp_path / "made" / "attempt-1", SilentReporter())
     assert (report["format"], report["method"], report["licence"]) == ("medusa", "medusa", "apache-2.0")
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["attempt-1"]
     card = (tmp_path / "made" / "attempt-1" / "README.md").read_text()
@@ -58,7 +58,7 @@ def test_a_draft_comes_in_whole_with_its_origin_on_the_card(tmp_path, matched, b
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "medusa_lm_head.pt"])
 @pytest.mark.parametrize("form", ["torch", "bare"])
-def test_a_pickle_with_code_is_refused_and_never_run(name, form, kept_child, tmp_path, matched):
+def test_a_pickle_with_code_is_refused_and_never_run(name, form, shared_child, tmp_path, target_base):
     marker = tmp_path / "marker"
     source = writers.write(tmp_path / "heads", writers.medusa())
     (source / "model.safetensors").unlink()
@@ -68,37 +68,37 @@ def test_a_pickle_with_code_is_refused_and_never_run(name, form, kept_child, tmp
     else:
         (source / name).write_bytes(pickle.dumps(hostile))
     with pytest.raises(BadInput, match=rf"{name}: this pickle holds code .*, which is never run"):
-        import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", SilentReporter())
+        import_draft("folder", str(source), target_base, tmp_path / "made" / "attempt-1", SilentReporter())
     assert not marker.exists() and files(tmp_path / "made") == []
     pickle.loads(pickle.dumps(hostile))
     assert marker.exists(), "the trap is a trap"
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", b"PK\x03\x04 cut"])
-def test_a_damaged_pickle_is_one_sentence(content, kept_child, tmp_path, matched):
+def test_a_damaged_pickle_is_reported_in_one_sentence(content, shared_child, tmp_path, target_base):
     source = writers.write(tmp_path / "heads", writers.medusa())
     (source / "model.safetensors").unlink()
     (source / "pytorch_model.bin").write_bytes(content)
-    with pytest.raises(BadInput, match="pytorch_model.bin: ") as found:
-        import_draft("folder", str(source), matched, tmp_path / "made", SilentReporter())
-    assert "\n" not in str(found.value)
+    with pytest.raises(BadInput, match="pytorch_model.bin: ") as error:
+        import_draft("folder", str(source), target_base, tmp_path / "made", SilentReporter())
+    assert "\n" not in str(error.value)
 
 
-def test_what_a_base_cannot_carry_and_what_is_not_there_leaves_nothing(kept_child, tmp_path, matched):
+def test_an_unsupported_or_missing_draft_leaves_no_files(shared_child, tmp_path, target_base):
     source = writers.write(tmp_path / "heads", writers.medusa())
-    refusing = TargetBase(matched.path, "tiny", "", {"medusa": "Its lm_head has a bias."})
+    refusing = TargetBase(target_base.path, "tiny", "", {"medusa": "Its lm_head has a bias."})
     with pytest.raises(Unsupported, match="heads: tiny does not support this draft: Its lm_head has a bias"):
         import_draft("folder", str(source), refusing, tmp_path / "made" / "attempt-1", SilentReporter())
     assert files(tmp_path / "made") == []
     with pytest.raises(NotFound, match="no such folder"):
-        import_draft("folder", str(tmp_path / "none"), matched, tmp_path / "made" / "attempt-1", SilentReporter())
+        import_draft("folder", str(tmp_path / "none"), target_base, tmp_path / "made" / "attempt-1", SilentReporter())
     with pytest.raises(BadInput, match="--format nonsense: expected one of"):
         import_draft(
-            "folder", str(source), matched, tmp_path / "made" / "attempt-1", SilentReporter(), layout="nonsense"
+            "folder", str(source), target_base, tmp_path / "made" / "attempt-1", SilentReporter(), layout="nonsense"
         )
 
 
-def test_of_a_hub_repository_pickles_come_only_where_there_are_no_safetensors():
+def test_pickles_of_a_hub_repository_are_fetched_only_without_safetensors():
     listed = {
         name: (1, "") for name in ("config.json", "pytorch_model.bin", "medusa_lm_head.pt", "modeling_x.py", "x.bin")
     }
@@ -142,12 +142,12 @@ def test_a_pickled_draft_comes_from_the_hub(tmp_path, tiny_base, base):
         url = f"http://127.0.0.1:{(tmp_path / 'port').read_text()}"
         env = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
         command = [sys.executable, "-c", HUB, str(tiny_base), str(tmp_path / "made" / "attempt-1")]
-        made = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=200)
+        completed = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=200)
     finally:
         process.kill()
         process.wait()
-    assert made.returncode == 0, made.stderr
-    assert json.loads(made.stdout.splitlines()[-1])["format"] == "eagle"
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout.splitlines()[-1])["format"] == "eagle"
     assert load_draft(tmp_path / "made" / "attempt-1", base).method == "eagle"
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["attempt-1"]
 
@@ -155,12 +155,12 @@ def test_a_pickled_draft_comes_from_the_hub(tmp_path, tiny_base, base):
 @pytest.mark.parametrize(
     "text", ["version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "<html>not found</html>"]
 )
-def test_what_is_no_pickle_is_not_called_code(text, kept_child, tmp_path, matched):
+def test_a_file_that_is_no_pickle_is_not_reported_as_code(text, shared_child, tmp_path, target_base):
     source = writers.write(tmp_path / "heads", writers.medusa())
     (source / "model.safetensors").unlink()
     (source / "medusa_lm_head.pt").write_text(text)
     with pytest.raises(BadInput, match=r"medusa_lm_head.pt: is not a file written by torch.save; fetch it again"):
-        import_draft("folder", str(source), matched, tmp_path / "out", SilentReporter())
+        import_draft("folder", str(source), target_base, tmp_path / "out", SilentReporter())
 
 
 def test_only_files_of_a_draft_are_taken(tmp_path: Path) -> None:

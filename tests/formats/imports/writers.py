@@ -1,4 +1,4 @@
-"""Folders as other projects write them, tiny and random, by those projects' documented names."""
+"""Write tiny drafts with random weights as other projects do, under the names that those projects document."""
 
 import json
 from collections.abc import Callable
@@ -58,15 +58,19 @@ def layer(random: Random, prefix: str, config: dict[str, Any], width: int, *, bi
         **{"self_attn.o_proj": (hidden, queries)},
         **{"mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden), "mlp.down_proj": (hidden, wide)},
     }
-    made = {f"{prefix}{name}.weight": random.matrix(*shape) for name, shape in shapes.items()}
-    made[f"{prefix}post_attention_layernorm.weight"] = random.norm(hidden)
-    of = {"qkv": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "mlp": ("gate_proj", "up_proj", "down_proj")}
+    tensors = {f"{prefix}{name}.weight": random.matrix(*shape) for name, shape in shapes.items()}
+    tensors[f"{prefix}post_attention_layernorm.weight"] = random.norm(hidden)
+    projections = {
+        "qkv": ("q_proj", "k_proj", "v_proj"),
+        "o": ("o_proj",),
+        "mlp": ("gate_proj", "up_proj", "down_proj"),
+    }
     for name, shape in shapes.items():
-        if any(name.endswith(part) for kind in biases.split() for part in of[kind]):
-            made[f"{prefix}{name}.bias"] = random.matrix(shape[0])
+        if any(name.endswith(part) for kind in biases.split() for part in projections[kind]):
+            tensors[f"{prefix}{name}.bias"] = random.matrix(shape[0])
     if qk:
-        made |= {f"{prefix}self_attn.{name}_norm.weight": random.norm(dim) for name in ("q", "k")}
-    return made
+        tensors |= {f"{prefix}self_attn.{name}_norm.weight": random.norm(dim) for name in ("q", "k")}
+    return tensors
 
 
 def eagle(**options: Any) -> tuple[dict[str, Any], Tensors]:
@@ -99,8 +103,8 @@ def eagle3(**options: Any) -> tuple[dict[str, Any], Tensors]:
     for index in range(config["num_hidden_layers"]):
         prefix = first if index == 0 else f"layers.{index}."
         width = hidden if index else 2 * hidden
-        how = {"biases": options.get("biases", ""), "qk": options.get("qk", False)}
-        tensors |= layer(random, prefix, config, width, **how)
+        layer_options = {"biases": options.get("biases", ""), "qk": options.get("qk", False)}
+        tensors |= layer(random, prefix, config, width, **layer_options)
         tensors[f"{prefix}input_layernorm.weight"] = random.norm(hidden)
     tensors[f"{first}hidden_norm.weight"] = random.norm(hidden)
     if options.get("fc_bias"):
@@ -186,10 +190,12 @@ def vllm_medusa(**options: Any) -> tuple[dict[str, Any], Tensors]:
     return config, tensors
 
 
-def write(folder: Path, made: tuple[dict[str, Any], Tensors], file: str = "model.safetensors", **changes: Any) -> Path:
-    """Config and weights in `folder`; a name that ends in .bin or .pt makes a pickle."""
+def write(
+    folder: Path, published: tuple[dict[str, Any], Tensors], file: str = "model.safetensors", **changes: Any
+) -> Path:
+    """Write config and weights into `folder`, as a pickle if the name ends in .bin or .pt."""
     folder.mkdir(parents=True, exist_ok=True)
-    config, tensors = made
+    config, tensors = published
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     if file.endswith(".safetensors"):
         save_file({name: value.contiguous() for name, value in tensors.items()}, folder / file)
@@ -198,8 +204,8 @@ def write(folder: Path, made: tuple[dict[str, Any], Tensors], file: str = "model
     return folder
 
 
-def changed(made: tuple[dict[str, Any], Tensors], change: Callable[[dict[str, Any], Tensors], None]) -> Any:
-    """`made` after `change(config, tensors)`."""
-    config, tensors = dict(made[0]), dict(made[1])
+def changed(published: tuple[dict[str, Any], Tensors], change: Callable[[dict[str, Any], Tensors], None]) -> Any:
+    """A copy of `published` after `change(config, tensors)`."""
+    config, tensors = dict(published[0]), dict(published[1])
     change(config, tensors)
     return config, tensors
