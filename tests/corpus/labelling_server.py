@@ -1,6 +1,6 @@
-"""A local server that says token ids as other projects' servers do, field for field: vLLM's, SGLang's of today and of
-before July 2026, OpenAI's (which refuses what it does not know) and one that ignores it. Answers repeat the last user
-turn; a turn that says "think" is answered with reasoning before it, one that says "nothing" with an empty text.
+"""A local server that returns token ids in the fields of other servers: vLLM, SGLang (current, and before July 2026),
+OpenAI (which rejects unknown arguments) and one that ignores the request for ids. Answers repeat the last user turn; a
+turn that contains "think" is answered with reasoning first, one that contains "nothing" with an empty text.
 """
 
 import json
@@ -14,7 +14,7 @@ THOUGHT = "<think>\nhm, well\n</think>\n\n"
 
 
 class LabellingServer:
-    """Use as a context manager. `form` is the project, `lie` what is wrong in its answers."""
+    """Use as a context manager. `form` is the imitated server, `lie` the error in its answers."""
 
     def __init__(self, tokenizer: Any, form: str, lie: str = ""):
         self.tokenizer, self.form, self.lie = tokenizer, form, lie
@@ -38,14 +38,14 @@ class LabellingServer:
     def respond(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         self.bodies.append(body)
         if self.form == "openai" and (unknown := {"return_token_ids", "return_meta_info"} & body.keys()):
-            said = f"Unrecognized request argument supplied: {min(unknown)}"
-            return 400, {"error": {"message": said, "type": "invalid_request_error", "param": None, "code": None}}
+            message = f"Unrecognized request argument supplied: {min(unknown)}"
+            return 400, {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
         chat = path.endswith("/chat/completions")
         prompt = render(self.tokenizer, body["messages"]) if chat else body["prompt"]
         last = body["messages"][-1]["content"] if chat else self._last_turn(prompt)
-        words = "" if "nothing" in last else f"you said: {last}"
-        whole = THOUGHT + words if "think" in last else words
-        ids = [*self.tokenizer(whole, add_special_tokens=False)["input_ids"], self.eos]
+        content = "" if "nothing" in last else f"you said: {last}"
+        full_text = THOUGHT + content if "think" in last else content
+        ids = [*self.tokenizer(full_text, add_special_tokens=False)["input_ids"], self.eos]
         finish = "stop" if len(ids) <= body["max_tokens"] else "length"
         ids = ids[: body["max_tokens"]]
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -60,14 +60,14 @@ class LabellingServer:
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
         if chat:
             reasoning, mark, rest = text.partition("</think>")
-            said = {"content": rest.strip(), "reasoning_content": reasoning.removeprefix("<think>").strip()}
-            choice["message"] = {"role": "assistant", **(said if mark else {"content": text}), "tool_calls": []}
+            fields = {"content": rest.strip(), "reasoning_content": reasoning.removeprefix("<think>").strip()}
+            choice["message"] = {"role": "assistant", **(fields if mark else {"content": text}), "tool_calls": []}
         else:
             choice["text"] = text
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
         kind = "chat.completion" if chat else "text_completion"
         answer = {"id": "x", "object": kind, "created": 1, "model": body["model"], "choices": [choice], "usage": usage}
-        ids, prompt = self._lied(ids, prompt)
+        ids, prompt = self._apply_lie(ids, prompt)
         if self.form == "vllm" and body.get("return_token_ids"):
             choice["token_ids"] = ids
             (answer if chat else choice)["prompt_token_ids"] = prompt
@@ -81,7 +81,7 @@ class LabellingServer:
             choice |= {"prompt_token_ids": prompt} if body.get("return_prompt_token_ids") else {}
         return answer
 
-    def _lied(self, ids: list[int], prompt: list[int]) -> tuple[list[int], list[int]]:
+    def _apply_lie(self, ids: list[int], prompt: list[int]) -> tuple[list[int], list[int]]:
         if self.lie == "unknown ids":
             return [10**6, *ids[1:]], prompt
         if self.lie == "ids of another text":

@@ -1,4 +1,4 @@
-"""Answered conversations as people have them: what is kept, what is left out and why, and what is learned of them."""
+"""Import of answered conversations: accepted formats, rows left out with their reasons, and the learned tokens."""
 
 import json
 from pathlib import Path
@@ -46,12 +46,12 @@ def read(path: Path, *records: Any) -> list[ImportedRow | BadRow]:
 
 
 def texts(base: Any, row: dict[str, Any]) -> list[str]:
-    """What is learned of a stored row."""
+    """The learned texts of a stored row."""
     return [base.tokenizer.decode(row["token_ids"][start:end]) for start, end in row["loss_spans"]]
 
 
 def test_sharegpt_messages_alpaca_and_mt_bench_shapes_keep_their_answers(tmp_path: Path) -> None:
-    found = read(
+    rows = read(
         tmp_path,
         {"conversations": [{"from": "human", "value": "the fox?"}, {"from": "gpt", "value": "lazy dog"}]},
         {"messages": [QUESTION, ANSWER]},
@@ -59,8 +59,8 @@ def test_sharegpt_messages_alpaca_and_mt_bench_shapes_keep_their_answers(tmp_pat
         {"prompt": "the fox?", "response": "lazy dog"},
         {"turns": ["the fox?"], "reference": ["lazy dog"]},
     )
-    assert [row.messages for row in found] == [[QUESTION, ANSWER]] * 5
-    assert [row.finish for row in found] == [["stop"]] * 5
+    assert [row.messages for row in rows] == [[QUESTION, ANSWER]] * 5
+    assert [row.finish for row in rows] == [["stop"]] * 5
 
 
 def test_a_greeting_and_an_open_question_are_left_out_the_rest_stays(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_greeting_and_an_open_question_are_left_out_the_rest_stays(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"finish": ["stop", "length"]},
         {"finish": "length"},
@@ -81,15 +81,15 @@ def test_a_greeting_and_an_open_question_are_left_out_the_rest_stays(tmp_path: P
         {"message": {"finish_reason": "length"}},
     ],
 )
-def test_every_way_to_say_that_the_last_answer_was_cut(tmp_path: Path, said: dict[str, Any]) -> None:
-    last = ANSWER | said.pop("message", {})
-    (row,) = read(tmp_path, {"messages": [QUESTION, ANSWER, QUESTION, last], **said})
+def test_every_way_to_say_that_the_last_answer_was_cut(tmp_path: Path, fields: dict[str, Any]) -> None:
+    last = ANSWER | fields.pop("message", {})
+    (row,) = read(tmp_path, {"messages": [QUESTION, ANSWER, QUESTION, last], **fields})
     assert (row.finish, row.cut) == (["stop", "length"], 1)
     assert "finish_reason" not in row.messages[-1]
 
 
 @pytest.mark.parametrize(
-    ("record", "why"),
+    ("record", "reason"),
     [
         ({"messages": [QUESTION]}, "no answer: no assistant turn follows a question"),
         ({"messages": [ANSWER, QUESTION]}, "no answer: no assistant turn follows a question"),
@@ -102,26 +102,26 @@ def test_every_way_to_say_that_the_last_answer_was_cut(tmp_path: Path, said: dic
         (7, "expected an object, found a number"),
     ],
 )
-def test_a_bad_row_says_why(tmp_path: Path, record: Any, why: str) -> None:
+def test_a_bad_row_says_why(tmp_path: Path, record: Any, reason: str) -> None:
     (row,) = read(tmp_path, record)
-    assert isinstance(row, BadRow) and row.line == 1 and why in row.reason
+    assert isinstance(row, BadRow) and row.line == 1 and reason in row.reason
 
 
 def test_what_is_stored_is_what_the_base_would_have_written(base: Any, tmp_path: Path) -> None:
-    """Tool calls, tool messages, declared tools and reasoning as the template has them; only answers are learned."""
-    said = [
+    """Tool calls, tool messages, declared tools and reasoning follow the template; only answers are learned."""
+    turns = [
         {"from": "human", "value": "the fox?"},
         {"from": "gpt", "value": None, "tool_calls": [CALL]},
         {"from": "tool", "value": "the fox jumps", "tool_call_id": "c1"},
         {"from": "gpt", "value": "lazy dog", "reasoning_content": "it jumps"},
     ]
-    file = write(tmp_path / "rows.jsonl", {"conversations": said, "system": "be brief", "tools": TOOLS})
+    file = write(tmp_path / "rows.jsonl", {"conversations": turns, "system": "be brief", "tools": TOOLS})
     import_answered(file, tmp_path / "set", lambda row: mask_conversation(row, base.tokenizer), ConsoleReporter())
     (row,) = read_rows(tmp_path / "set")
     assert texts(base, row) == ['look {"where": "barn"}<|im_end|>', "<think>it jumps</think>lazy dog<|im_end|>"]
-    whole = base.tokenizer.decode(row["token_ids"])
-    assert whole.startswith("<|im_start|>tools\nlook<|im_end|>\n<|im_start|>system\nbe brief<|im_end|>")
-    assert "<|im_start|>tool\nthe fox jumps<|im_end|>" in whole
+    text = base.tokenizer.decode(row["token_ids"])
+    assert text.startswith("<|im_start|>tools\nlook<|im_end|>\n<|im_start|>system\nbe brief<|im_end|>")
+    assert "<|im_start|>tool\nthe fox jumps<|im_end|>" in text
 
 
 def test_no_end_of_turn_is_learned_after_an_answer_that_was_cut(base: Any, tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_no_end_of_turn_is_learned_after_an_answer_that_was_cut(base: Any, tmp_p
     report = import_answered(file, folder, lambda row: mask_conversation(row, base.tokenizer), ConsoleReporter())
     cut, whole = read_rows(folder)
     assert texts(base, cut) == ["lazy dog"] and texts(base, whole) == ["lazy dog<|im_end|>"]
-    counted = len(base.tokenizer("lazy dog")["input_ids"])
-    assert (report["cut_answers"], report["answer_tokens"]) == (1, 2 * counted + 1)
+    length = len(base.tokenizer("lazy dog")["input_ids"])
+    assert (report["cut_answers"], report["answer_tokens"]) == (1, 2 * length + 1)
 
 
 def test_the_report_counts_what_was_kept_and_left_out(base: Any, tmp_path: Path) -> None:
@@ -150,8 +150,10 @@ def test_the_report_counts_what_was_kept_and_left_out(base: Any, tmp_path: Path)
 
 
 def test_a_row_that_the_template_refuses_is_a_bad_row(base: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + TEMPLATE
-    monkeypatch.setattr(base.tokenizer, "chat_template", refusing)
+    refusing_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + TEMPLATE
+    )
+    monkeypatch.setattr(base.tokenizer, "chat_template", refusing_template)
     system = {"role": "system", "content": "be brief"}
     file = write(tmp_path / "rows.jsonl", {"messages": [system, QUESTION, ANSWER]}, {"messages": [QUESTION, ANSWER]})
     report = import_answered(

@@ -1,6 +1,6 @@
-"""Files that are small and mean much, or never end: read in bounded memory and time, with one sentence for each.
+"""Small files that expand to a lot of data are read in bounded memory and time, with a short error message.
 
-Each is read as the import does, in a process of its own whose peak memory is measured.
+Each file is read as by the import, in a separate process whose peak memory is measured.
 """
 
 import json
@@ -40,10 +40,10 @@ print(json.dumps([found, bad, said, peak / 1024]))
 
 
 def read(path: Path) -> tuple[int, list[list], str, float]:
-    """Rows, the first bad ones, the error of the whole file, and the reading process's peak in MiB."""
-    made = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=240)
-    assert made.returncode == 0, made.stderr
-    return tuple(json.loads(made.stdout))
+    """Number of rows, the first bad rows, the error for the whole file, and the reader's peak memory in MiB."""
+    process = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=240)
+    assert process.returncode == 0, process.stderr
+    return tuple(json.loads(process.stdout))
 
 
 def repeated(text: str, times: int) -> pa.Array:
@@ -73,9 +73,9 @@ def bombs(folder: Path) -> dict[str, Path]:
 def test_a_parquet_file_of_some_hundred_bytes_takes_no_gigabyte(tmp_path: Path) -> None:
     for name, path in bombs(tmp_path).items():
         assert path.stat().st_size < 3000, name
-        found, bad, said, peak = read(path)
-        assert found in (1, 300) and not said and peak < 300, (name, found, said, peak)
-        assert any(words in bad[0][1] for words in ("longer than 1 MiB", "are too many")), (name, bad)
+        count, bad, error, peak = read(path)
+        assert count in (1, 300) and not error and peak < 300, (name, count, error, peak)
+        assert any(reason in bad[0][1] for reason in ("longer than 1 MiB", "are too many")), (name, bad)
 
 
 def test_rows_beside_a_long_one_are_kept_and_other_columns_are_not_read(tmp_path: Path) -> None:
@@ -99,15 +99,15 @@ def test_every_shape_of_column_gives_what_was_written(tmp_path: Path, groups: in
         for n in range(50)
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=groups)
-    found = list(read_prompts(tmp_path / "x.parquet"))
-    assert [row.line for row in found] == list(range(1, 51))
-    even = [row for row in found if isinstance(row, ImportedRow)]
+    imported = list(read_prompts(tmp_path / "x.parquet"))
+    assert [row.line for row in imported] == list(range(1, 51))
+    even = [row for row in imported if isinstance(row, ImportedRow)]
     assert [row.messages[0]["content"] for row in even] == [f"{n} é" for n in range(0, 50, 2)]
     assert even[3].category == "even" and even[3].source == {"id": 6, "source": "set 0"}
-    assert "expected text, found nothing" in found[1].reason
+    assert "expected text, found nothing" in imported[1].reason
 
 
-def test_a_quote_that_is_never_closed_is_told_by_its_line_and_costs_no_time(tmp_path: Path) -> None:
+def test_an_unclosed_quote_is_reported_by_its_line_and_costs_no_time(tmp_path: Path) -> None:
     text = 'prompt\nfine\n"two lines,\nclosed"\nhe said "hi"\n"never closed\n' + "\n" * 300_000 + "x\n" * 20_000
     (tmp_path / "x.csv").write_text(text)
     rows = list(read_prompts(tmp_path / "x.csv"))
@@ -129,14 +129,14 @@ def test_json_is_read_in_the_memory_of_its_largest_record(tmp_path: Path) -> Non
     (tmp_path / "one.json").write_text('{"prompt": "' + "x" * (16 * MIB) + '"}')
     (tmp_path / "wide.json").write_text("{" + ",".join(f'"{n}": {n}' for n in range(200_000)) + "}")
     (tmp_path / "deep.json").write_text('{"data": [' + "[" * 100_000)
-    found, bad, _, peak = read(tmp_path / "many.json")
-    assert found == 3001 and bad[0] == [1, "expected an object, found a list"] and peak < 100
-    found, bad, _, peak = read(tmp_path / "line.jsonl")
-    assert (found, bad) == (2, [[1, "longer than 1 MiB"]]) and peak < 100
+    count, bad, _, peak = read(tmp_path / "many.json")
+    assert count == 3001 and bad[0] == [1, "expected an object, found a list"] and peak < 100
+    count, bad, _, peak = read(tmp_path / "line.jsonl")
+    assert (count, bad) == (2, [[1, "longer than 1 MiB"]]) and peak < 100
     for name in ("one.json", "wide.json"):
-        found, _, said, peak = read(tmp_path / name)
-        assert found == 0 and "longer than 1 MiB" in said and peak < 200, (name, said, peak)
-    found, bad, _, peak = read(tmp_path / "deep.json")
+        count, _, error, peak = read(tmp_path / name)
+        assert count == 0 and "longer than 1 MiB" in error and peak < 200, (name, error, peak)
+    count, bad, _, peak = read(tmp_path / "deep.json")
     assert "nested too deeply" in bad[0][1] and peak < 100
 
 
@@ -144,9 +144,9 @@ def test_an_array_on_one_line_keeps_every_record(tmp_path: Path) -> None:
     """`json.dump` writes no line breaks; rows that share a line must not share an id."""
     (tmp_path / "x.json").write_text(json.dumps([{"prompt": str(n)} for n in range(5)]))
     assert import_prompts(tmp_path / "x.json", tmp_path / "out", SilentReporter())["rows"] == 5
-    kept = list(read_rows(tmp_path / "out"))
-    assert [row["messages"][0]["content"] for row in kept] == list("01234")
-    assert kept[0]["id"] == "line-0000001" and len({row["id"] for row in kept}) == 5
+    rows = list(read_rows(tmp_path / "out"))
+    assert [row["messages"][0]["content"] for row in rows] == list("01234")
+    assert rows[0]["id"] == "line-0000001" and len({row["id"] for row in rows}) == 5
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A dataset of several shards leaves as one file, and that file comes in again as it was."""
+"""A dataset of several shards is exported as one file, and importing that file gives the same rows."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ MESSAGES = [
 
 def conversations(folder: Path) -> Path:
     """Three rows in three shards."""
-    more = {
+    fields = {
         "finish": ["stop", "length"],
         "tools": [CALL],
         "category": "farm",
@@ -43,7 +43,7 @@ def conversations(folder: Path) -> Path:
     }
     with ShardWriter(folder, rows=1) as writer:
         for number in range(3):
-            writer.add({"id": f"line-{number}", "messages": MESSAGES, **more})
+            writer.add({"id": f"line-{number}", "messages": MESSAGES, **fields})
     return folder
 
 
@@ -61,12 +61,12 @@ def test_conversations_come_in_again_as_they_were(tmp_path: Path, form: str) -> 
 
 @pytest.mark.parametrize("form", ROW_CONVERTERS)
 def test_prompts_keep_their_reference_answers(tmp_path: Path, form: str) -> None:
-    asked = [{"role": "user", "content": "one?"}, {"role": "user", "content": "two?"}]
+    messages = [{"role": "user", "content": "one?"}, {"role": "user", "content": "two?"}]
     with ShardWriter(tmp_path / "set") as writer:
-        writer.add({"id": "a", "messages": asked, "reference": ["", "2"], "source": {"line": 1}})
+        writer.add({"id": "a", "messages": messages, "reference": ["", "2"], "source": {"line": 1}})
     export_file(tmp_path / "set", tmp_path / "data.jsonl", form)
     (row,) = read_prompts(tmp_path / "data.jsonl")
-    assert isinstance(row, ImportedRow) and (row.messages, row.reference) == (asked, ["", "2"])
+    assert isinstance(row, ImportedRow) and (row.messages, row.reference) == (messages, ["", "2"])
 
 
 def test_nothing_is_written_of_a_damaged_set(tmp_path: Path) -> None:
@@ -98,15 +98,15 @@ def test_the_command_and_the_page_give_the_same_file(
     client = TestClient(app)
     for form, file in (("messages", "out.jsonl"), ("conversations", "my-answers.jsonl")):
         assert f'href="/api/datasets/{data_id}/{form}"' in links
-        answer = client.get(f"/api/datasets/{data_id}/{form}")
-        assert answer.content == (tmp_path / file).read_bytes()
-        assert answer.headers["content-disposition"] == 'attachment; filename="my-answers.jsonl"'
-    cut = ["data", "export", data_id, "--output", str(tmp_path / "cut"), "--shard-rows", "2"]
-    assert main(cut) == 0 and "3 files of at most 2 rows" in capsys.readouterr().out
-    pieces = sorted((tmp_path / "cut").iterdir())
-    assert [path.name for path in pieces] == ["shard-00000.jsonl", "shard-00001.jsonl", "shard-00002.jsonl"]
-    assert b"".join(path.read_bytes() for path in pieces) == (tmp_path / "out.jsonl").read_bytes()
-    assert main(cut) == 2 and "name an empty or a new one" in capsys.readouterr().err
+        response = client.get(f"/api/datasets/{data_id}/{form}")
+        assert response.content == (tmp_path / file).read_bytes()
+        assert response.headers["content-disposition"] == 'attachment; filename="my-answers.jsonl"'
+    command = ["data", "export", data_id, "--output", str(tmp_path / "cut"), "--shard-rows", "2"]
+    assert main(command) == 0 and "3 files of at most 2 rows" in capsys.readouterr().out
+    files = sorted((tmp_path / "cut").iterdir())
+    assert [path.name for path in files] == ["shard-00000.jsonl", "shard-00001.jsonl", "shard-00002.jsonl"]
+    assert b"".join(path.read_bytes() for path in files) == (tmp_path / "out.jsonl").read_bytes()
+    assert main(command) == 2 and "name an empty or a new one" in capsys.readouterr().err
     assert client.get(f"/api/datasets/{data_id}/xml").status_code == 400
     assert client.get("/api/datasets/nothing/messages").status_code == 404
 

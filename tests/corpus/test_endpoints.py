@@ -1,4 +1,4 @@
-"""Several servers asked as one: load, back-off, and no answer lost or doubled when one of them dies."""
+"""Several servers used as one: load, back-off, and no answer lost or doubled when one of them dies."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ GONE = openai.APIConnectionError(request=httpx.Request("POST", "http://x"))
 
 
 class Clock:
-    """A clock that the test moves."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.at = 100.0
@@ -43,11 +43,11 @@ def clock() -> Clock:
     return Clock()
 
 
-def pool_of(clock: Clock, said: list[str] | None = None) -> EndpointPool:
+def pool_of(clock: Clock, messages: list[str] | None = None) -> EndpointPool:
     urls = ["http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1"]
     endpoint = Endpoint("pair", urls, model="m", concurrency=2)
     return EndpointPool(
-        [endpoint], log=lambda words, level: said.append(words) if said is not None else None, clock=clock
+        [endpoint], log=lambda message, level: messages.append(message) if messages is not None else None, clock=clock
     )
 
 
@@ -62,14 +62,14 @@ def test_requests_go_to_the_server_with_the_least_to_do(clock: Clock) -> None:
 
 
 def test_a_server_that_fails_is_left_out_longer_each_time_and_comes_back_with_one_request(clock: Clock) -> None:
-    said: list[str] = []
-    pool = pool_of(clock, said)
+    messages: list[str] = []
+    pool = pool_of(clock, messages)
     first = pool.servers[0]
     pauses = []
     for _ in range(9):
         first.active_requests += 2
         pool._release(first, GONE)
-        pool._release(first, GONE)  # what was under way with it counts once
+        pool._release(first, GONE)  # requests that were in flight count once
         pauses.append(first.paused_until - clock.at)
         assert not first.can_accept(clock.at) and take(pool) == "pair 2"
         pool.servers[1].active_requests = 0
@@ -80,7 +80,7 @@ def test_a_server_that_fails_is_left_out_longer_each_time_and_comes_back_with_on
     assert not first.can_accept(clock.at), "one request finds out, the others do not wait for it"
     pool._release(first)
     assert first.can_accept(clock.at) and first.failures == 0
-    assert said == ["pair 1 does not answer (no connection); the others go on without it.", "pair 1 answers again."]
+    assert messages == ["pair 1 does not answer (no connection); the others go on without it.", "pair 1 answers again."]
 
 
 def test_when_no_server_answers_for_long_the_work_is_given_up(clock: Clock) -> None:
@@ -94,7 +94,7 @@ def test_when_no_server_answers_for_long_the_work_is_given_up(clock: Clock) -> N
         take(pool)
 
 
-def test_who_waits_for_a_server_can_be_stopped(clock: Clock) -> None:
+def test_waiting_for_a_server_can_be_stopped(clock: Clock) -> None:
     pool, stopped = pool_of(clock), threading.Event()
     for _ in range(4):
         take(pool)
@@ -103,7 +103,7 @@ def test_who_waits_for_a_server_can_be_stopped(clock: Clock) -> None:
         pool._acquire(stopped)
 
 
-def test_a_model_that_is_named_nowhere_is_asked_for() -> None:
+def test_a_missing_model_name_is_an_error() -> None:
     endpoints = [Endpoint("one", "http://x/v1", model="m"), Endpoint("two", "http://y/v1")]
     with pytest.raises(BadInput, match="Endpoint 'two' has no model name"):
         EndpointPool(endpoints)
@@ -131,21 +131,21 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[l
         process.wait()
 
 
-class Killing(SilentReporter):
-    """Kills a server after so many rows and starts it again after some more."""
+class KillingReporter(SilentReporter):
+    """Kills the first server after 30 rows and restarts it after 90."""
 
     def __init__(self, ports: list[int], processes: list[subprocess.Popen], folder: Path):
         self.ports, self.processes, self.folder = ports, processes, folder
         self.lines: list[str] = []
-        self.left = [30, 90]
+        self.thresholds = [30, 90]
 
     def log(self, message: str, level: str = "info") -> None:
         self.lines.append(message)
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
-        if self.left and done >= self.left[0]:
-            self.left.pop(0)
-            if self.left:
+        if self.thresholds and done >= self.thresholds[0]:
+            self.thresholds.pop(0)
+            if self.thresholds:
                 self.processes[0].kill()
                 self.processes[0].wait()
             else:
@@ -163,13 +163,13 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_answer(
     import_prompts(file, tmp_path / "prompts", SilentReporter())
     urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
     endpoint = Endpoint("pair", urls, key_env="PAIR_KEY", model="echo", concurrency=3, timeout=10)
-    killing = Killing(ports, processes, tmp_path)
-    report = generate_remote(endpoint, "", tmp_path / "prompts", tmp_path / "out", GenerateOptions(), killing)
-    said = sorted(row["messages"][-1]["content"] for row in read_rows(tmp_path / "out"))
-    assert said == sorted(f"you said: {text}" for text in texts)
+    reporter = KillingReporter(ports, processes, tmp_path)
+    report = generate_remote(endpoint, "", tmp_path / "prompts", tmp_path / "out", GenerateOptions(), reporter)
+    answers = sorted(row["messages"][-1]["content"] for row in read_rows(tmp_path / "out"))
+    assert answers == sorted(f"you said: {text}" for text in texts)
     assert (report["rows"], report["failed"], report["tokens"]) == (300, [], 900) and report["retries"] > 0
-    assert any("pair 1 does not answer" in line for line in killing.lines)
-    assert "pair 1 answers again." in killing.lines
+    assert any("pair 1 does not answer" in line for line in reporter.lines)
+    assert "pair 1 answers again." in reporter.lines
     answered = json.load(urllib.request.urlopen(urls[0]))["answers"]
     assert answered > 20, "the server that came back has its share again"
 
@@ -209,7 +209,7 @@ def test_a_request_that_takes_every_server_too_long_fails_and_the_others_arrive(
 
 @pytest.mark.integration
 def test_asking_servers_needs_no_torch() -> None:
-    """A shard's process begins in a second or two, not in ten."""
+    """So a shard's process starts in a second or two, not in ten."""
     code = "import sys, corpus.generate_remote, workers.child.work.generate_data; print('torch' in sys.modules)"
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SERVER.parents[2])
-    assert made.stdout.strip() == "False", made.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SERVER.parents[2])
+    assert process.stdout.strip() == "False", process.stderr

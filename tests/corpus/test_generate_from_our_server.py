@@ -40,10 +40,10 @@ def settings(home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -
     lines = ("[endpoints.ours]", f'url = "http://127.0.0.1:{port}/v1"', 'key_env = "OURS_KEY"', "concurrency = 4")
     (home.home / "settings.toml").write_text("\n".join(lines) + "\n")
     skip_speed_probe(home.home)
-    with writing(home) as rows:
+    with writing(home) as session:
         sha256 = weights_sha256(tiny_base)
-        made = {"source": "folder", "location": "x", "path": str(tiny_base), "state": "ready"}
-        rows.add(Base(name="tiny", weights_sha256=sha256, **made))
+        fields = {"source": "folder", "location": "x", "path": str(tiny_base), "state": "ready"}
+        session.add(Base(name="tiny", weights_sha256=sha256, **fields))
     return load()
 
 
@@ -97,12 +97,12 @@ def test_our_servers_token_ids_are_the_exact_labels_of_the_base_itself(
     import_prompts(source, tmp_path / "prompts", SilentReporter())
     base, options = load_base(tiny_base), GenerateOptions(max_tokens=16)
     served = ServedBase(base.tokenizer, base.eos_ids, "b", "t")
-    asked = (tmp_path / "prompts", tmp_path / "remote", options, SilentReporter(), served)
-    report = generate_remote(settings.endpoints["ours"], "tiny", *asked)
+    arguments = (tmp_path / "prompts", tmp_path / "remote", options, SilentReporter(), served)
+    report = generate_remote(settings.endpoints["ours"], "tiny", *arguments)
     generate_local(base, tmp_path / "prompts", tmp_path / "local", options, SilentReporter())
     remote, local = ({row["id"]: row for row in read_rows(tmp_path / name)} for name in ("remote", "local"))
     assert report["labels"] == {"exact": report["rows"]} and report["rows"] >= 10
-    kept = ("token_ids", "loss_spans", "messages", "finish")
-    assert {i: [row[k] for k in kept] for i, row in remote.items()} == {
-        i: [row[k] for k in kept] for i, row in local.items() if i in remote
+    keys = ("token_ids", "loss_spans", "messages", "finish")
+    assert {i: [row[k] for k in keys] for i, row in remote.items()} == {
+        i: [row[k] for k in keys] for i, row in local.items() if i in remote
     }

@@ -1,4 +1,4 @@
-"""Batched answers are the base's own, with exact ids and spans, whatever the batch, and go on where they stopped."""
+"""Batches of any size give the base's own answers with exact ids and spans, and generation resumes where it stopped."""
 
 import json
 import random
@@ -56,14 +56,14 @@ def generated(base: LoadedBase, prompts: Path, folder: Path, **options: object) 
 
 @lru_cache
 def untouched(path: Path) -> LoadedBase:
-    """A base for transformers: generating takes the weights of another one over."""
+    """A separate base for transformers: generation takes over the weights of the base it uses."""
     return load_base(path)
 
 
 def reference(base: LoadedBase, ids: list[int], max_tokens: int) -> list[int]:
     """transformers' own greedy answer."""
     base, prompt = untouched(base.path), torch.tensor([ids])
-    made = base.model.generate(
+    output = base.model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=max_tokens,
@@ -71,7 +71,7 @@ def reference(base: LoadedBase, ids: list[int], max_tokens: int) -> list[int]:
         eos_token_id=sorted(base.eos_ids),
         pad_token_id=0,
     )
-    return made[0, len(ids) :].tolist()
+    return output[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 32])
@@ -90,19 +90,19 @@ def test_batched_greedy_answers_are_those_of_transformers(
         assert row["finish"] == (["stop"] if row["token_ids"][-1] in base.eos_ids else ["length"])
 
 
-@pytest.mark.parametrize("taken", [True, False], ids=["fast", "packed"])
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "packed"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "phi", "phi3", "gemma2"])
-def test_every_family_gives_its_own_answers(tmp_path: Path, family: str, taken: bool) -> None:
-    """With a sliding window too; on our forward, and, where weights are packed already, on transformers' own."""
+def test_every_family_gives_its_own_answers(tmp_path: Path, family: str, fast: bool) -> None:
+    """Also with a sliding window; with our forward pass, and that of transformers if the weights are packed already."""
     extra = {"sliding_window": 16} if family in ("mistral", "gemma2") else {}
     base = load_base(make_tiny_base(tmp_path / family, family, num_hidden_layers=2, **extra))
     if family == "gemma2":  # this one repeats the prompt's last token; line breaks alone would be an empty answer
         base.tokenizer.chat_template = base.tokenizer.chat_template.replace("assistant\n", "assistant:")
-    if not taken:
-        pack_supported(base)  # gemma 2 is no family we know: left as it is
+    if not fast:
+        pack_supported(base)  # gemma 2 is not supported and stays as it is
     prompts = prompt_set(tmp_path, [{"prompt": p} for p in PROMPTS[:6]])
     rows = generated(base, prompts, tmp_path / "out", batch_size=3, max_tokens=24)
-    assert base.forward.name == ("fast" if taken and family != "gemma2" else "transformers")
+    assert base.forward.name == ("fast" if fast and family != "gemma2" else "transformers")
     for row in rows.values():
         ((start, _end),) = row["loss_spans"]
         assert row["token_ids"][start:] == reference(base, row["token_ids"][:start], 24)
@@ -168,7 +168,7 @@ def test_a_prompt_that_does_not_fit_is_reported_and_the_rest_is_answered(base: L
     assert "this base takes 512" in report["failed"][0]["reason"]
 
 
-def test_the_data_set_says_whose_tokens_it_holds(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
+def test_the_dataset_records_its_base_and_tokenizer(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
     report = generate_local(base, prompts, tmp_path / "out", GenerateOptions(max_tokens=4, limit=3), SilentReporter())
     summary = read_summary(tmp_path / "out")
     assert summary["base_sha256"] == weights_sha256(base.path)
@@ -189,8 +189,8 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
 
 @pytest.mark.parametrize("size", [7, 300, 1024])
 def test_draws_from_all_tokens_follow_their_probabilities(size: int) -> None:
-    """Evenly spaced draws meet each token as often as its probability says, up to one draw per edge; never one without
-    a probability, also at the ends of the interval."""
+    """Evenly spaced draws give each token its probability, up to one draw per edge, and never a token of probability 0,
+    even at the ends of the interval."""
     logits = 3 * torch.randn(1, size, generator=torch.Generator().manual_seed(size))
     logits[0, [0, size - 1]] = -1e9
     count = 20_000
@@ -203,7 +203,7 @@ def test_draws_from_all_tokens_follow_their_probabilities(size: int) -> None:
 
 
 def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: LoadedBase, tmp_path: Path) -> None:
-    """Ten answers, stopped after the 20th forward: prefixes of the whole answers, and no turn too much."""
+    """Ten answers stopped after the 20th forward pass are prefixes of the complete answers, without a further turn."""
 
     class Clock(SilentReporter):
         forwards = 0
@@ -223,19 +223,19 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Loade
     assert not run.status.complete and len(rows) == 10
     for row in rows:
         start, end = row["loss_spans"][0]
-        made = row["token_ids"][start:end]
-        assert made == reference(base, row["token_ids"][:start], len(made)) and end == len(row["token_ids"])
+        tokens = row["token_ids"][start:end]
+        assert tokens == reference(base, row["token_ids"][:start], len(tokens)) and end == len(row["token_ids"])
         assert [m["role"] for m in row["messages"]] == ["user", "assistant"] and row["finish"] == ["length"]
 
 
-def test_what_prompts_begin_with_is_computed_once_and_changes_no_answer(base: LoadedBase, monkeypatch) -> None:
-    """Three samples of two prompts that share a system prompt: the first is computed whole, then the other one's rest,
-    then of each further sample the last token alone."""
+def test_a_shared_prefix_is_computed_once_and_changes_no_answer(base: LoadedBase, monkeypatch) -> None:
+    """Three samples of two prompts that share a system prompt: the first prompt is computed in full, then the rest of
+    the second, then only the last token of each further sample."""
     system = list(range(3, 43))
     prompts = [system + [50, 51, 52, 53] * 5, system + [60, 61, 62] * 7]
     alone = {}
     for number, prompt in enumerate(prompts):
-        ((alone[number],),) = [ended for ended, _ in answer_all(base, once([answer(prompt)]), 1) if ended]
+        ((alone[number],),) = [finished for finished, _ in answer_all(base, once([answer(prompt)]), 1) if finished]
     computed: list[int] = []
     forward = batch._Batch._forward
 
@@ -244,18 +244,24 @@ def test_what_prompts_begin_with_is_computed_once_and_changes_no_answer(base: Lo
         forward(self, texts, first, answers)
 
     monkeypatch.setattr(batch._Batch, "_forward", counted)
-    asked = [answer(prompt, number) for prompt in prompts for number in range(3)]
-    ended = [one for some, _ in answer_all(base, once(asked), 8) for one in some]
+    requests = [answer(prompt, number) for prompt in prompts for number in range(3)]
+    finished = [result for results, _ in answer_all(base, once(requests), 8) for result in results]
     assert sorted(computed) == [1, 1, 1, 1, 21, 60]
-    assert len(ended) == 6 and all(one.tokens == alone[prompts.index(one.prompt)].tokens for one in ended)
+    assert len(finished) == 6 and all(
+        result.tokens == alone[prompts.index(result.prompt)].tokens for result in finished
+    )
 
 
 def test_a_long_answer_leaves_room_for_the_prompts_beside_it(base: LoadedBase) -> None:
-    """The cache holds what one sequence may have; what another one brings is not added to the longest."""
+    """The cache is as long as one sequence may be; the length of another prompt is not added to the longest."""
     longest = answer([5] * (base.max_length - 4), tokens=3)
     waiting = [[longest], [answer([7] * (base.max_length // 2))]]
-    ended = [one for some, _ in answer_all(base, lambda _count: waiting.pop(0) if waiting else [], 2) for one in some]
-    assert len(ended) == 2
+    finished = [
+        result
+        for results, _ in answer_all(base, lambda _count: waiting.pop(0) if waiting else [], 2)
+        for result in results
+    ]
+    assert len(finished) == 2
 
 
 def answer(prompt: list[int], tag: object = None, tokens: int = 12) -> BatchAnswer:

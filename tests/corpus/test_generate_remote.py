@@ -25,8 +25,8 @@ SERVER = Path(__file__).with_name("flaky_server.py")
 KEY = "sesame-4711"
 
 
-class Listening(SilentReporter):
-    """Keeps what was said; asks to stop once `stop_after` rows are done."""
+class RecordingReporter(SilentReporter):
+    """Records log messages; requests a stop once `stop_after` rows are done."""
 
     def __init__(self, stop_after: int | None = None):
         self.lines: list[str] = []
@@ -75,17 +75,15 @@ def prompt_set(folder: Path, prompts: list[str]) -> Path:
 
 def test_all_rows_arrive_once_from_a_server_that_fails_every_third_request(endpoint: Endpoint, tmp_path: Path) -> None:
     prompts = [f"number {i}" for i in range(40)]
-    listening = Listening()
-    report = generate_remote(
-        endpoint, "", prompt_set(tmp_path, prompts), tmp_path / "out", GenerateOptions(), listening
-    )
+    reporter = RecordingReporter()
+    report = generate_remote(endpoint, "", prompt_set(tmp_path, prompts), tmp_path / "out", GenerateOptions(), reporter)
     rows = list(read_rows(tmp_path / "out"))
     assert sorted(r["messages"][-1]["content"] for r in rows) == sorted(f"you said: {p}" for p in prompts)
     assert len({r["id"] for r in rows}) == 40 == report["rows"]
     assert report["failed"] == [] and report["retries"] >= 13 and report["tokens"] == 120
-    seen = json.load(urllib.request.urlopen(endpoint.url))
-    assert seen["answers"] == 40, "an answered row was asked for again"
-    assert not any(KEY in line for line in listening.lines)
+    counts = json.load(urllib.request.urlopen(endpoint.url))
+    assert counts["answers"] == 40, "an answered row was asked for again"
+    assert not any(KEY in line for line in reporter.lines)
 
 
 def test_turns_are_asked_one_after_the_other(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -118,7 +116,7 @@ def test_stopping_keeps_what_is_finished_and_the_next_call_makes_only_the_rest(
     monkeypatch.setattr("corpus.generate_remote.WATCH_SECONDS", 0.01)
     folder = prompt_set(tmp_path, [f"number {i}" for i in range(60)])
     with pytest.raises(Cancelled):
-        generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), Listening(stop_after=5))
+        generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), RecordingReporter(stop_after=5))
     before = [row["id"] for row in read_rows(tmp_path / "out")]
     assert 5 <= len(before) < 60 and read_summary(tmp_path / "out") == {}
     report = generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), SilentReporter())
@@ -133,24 +131,24 @@ def test_it_works_in_a_notebook_whose_event_loop_runs(
     monkeypatch.setattr("corpus.generate_remote.WATCH_SECONDS", 0.01)
     folder = prompt_set(tmp_path, [f"number {i}" for i in range(30)])
 
-    async def cell(listening: Listening) -> dict:
-        return generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), listening)
+    async def cell(reporter: RecordingReporter) -> dict:
+        return generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), reporter)
 
     with pytest.raises(Cancelled):
-        run_async(cell(Listening(stop_after=5)))
+        run_async(cell(RecordingReporter(stop_after=5)))
     assert 5 <= len(list(read_rows(tmp_path / "out"))) < 30
-    assert run_async(cell(Listening()))["rows"] == 30
+    assert run_async(cell(RecordingReporter()))["rows"] == 30
 
 
 def test_a_wrong_key_ends_the_run_with_one_sentence_without_the_key(
     endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLAKY_KEY", "wrong-0815")
-    listening = Listening()
+    reporter = RecordingReporter()
     with pytest.raises(Unavailable) as caught:
-        generate_remote(endpoint, "", prompt_set(tmp_path, ["a"]), tmp_path / "out", GenerateOptions(), listening)
+        generate_remote(endpoint, "", prompt_set(tmp_path, ["a"]), tmp_path / "out", GenerateOptions(), reporter)
     assert "'flaky' refuses: 401" in str(caught.value)
-    assert "wrong-0815" not in str(caught.value) + "".join(listening.lines)
+    assert "wrong-0815" not in str(caught.value) + "".join(reporter.lines)
 
 
 def test_an_endpoint_that_is_gone_is_given_up_after_its_retries(tmp_path: Path) -> None:

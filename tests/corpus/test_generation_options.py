@@ -1,4 +1,4 @@
-"""Options of a generation: temperatures, system prompts, what is left out, rates; and the keys that shards keep."""
+"""Generation options: temperatures, system prompts, rows left out, rate limits; and stable shard keys."""
 
 import json
 import time
@@ -25,7 +25,7 @@ MIX = (0.0, 0.3, 0.7)
 SYSTEM = [{"role": "system", "content": "own"}, {"role": "user", "content": "fox"}]
 
 
-class Keeping(SilentReporter):
+class RecordingReporter(SilentReporter):
     def __init__(self) -> None:
         self.now: dict[str, float] = {}
         self.samples: list[tuple[int, dict[str, Any]]] = []
@@ -44,7 +44,7 @@ def prompt_set(folder: Path, rows: list[Any]) -> Path:
     return folder / "prompts"
 
 
-def answered(
+def generate(
     server: LabellingServer, source: Path, out: Path, reporter: SilentReporter | None = None, **options: Any
 ) -> dict:
     endpoint = Endpoint("it", server.url, model="m", concurrency=2, retries=0)
@@ -64,12 +64,14 @@ def test_temperatures_are_spread_over_prompts_and_each_sample_has_another() -> N
 def test_an_endpoint_is_asked_with_each_rows_own_temperature(tiny_base: Path, tmp_path: Path) -> None:
     source = prompt_set(tmp_path, [f"fox {n}" for n in range(12)])
     with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
-        answered(server, source, tmp_path / "out", temperatures=MIX)
-        asked = {body["messages"][-1]["content"]: body for body in server.bodies}
+        generate(server, source, tmp_path / "out", temperatures=MIX)
+        requests = {body["messages"][-1]["content"]: body for body in server.bodies}
     options = GenerateOptions(temperatures=MIX)
-    wanted = {row.users[0]: options.temperature_of(row.id) for row in to_answer(source, options, set())}
-    assert {text: body["temperature"] for text, body in asked.items()} == wanted and len(set(wanted.values())) == 3
-    assert all(("seed" in body) == (body["temperature"] > 0) for body in asked.values())
+    expected = {row.users[0]: options.temperature_of(row.id) for row in to_answer(source, options, set())}
+    assert {text: body["temperature"] for text, body in requests.items()} == expected and len(
+        set(expected.values())
+    ) == 3
+    assert all(("seed" in body) == (body["temperature"] > 0) for body in requests.values())
 
 
 def test_the_base_answers_each_row_at_its_temperature_whatever_is_beside_it(tiny_base: Path, tmp_path: Path) -> None:
@@ -79,42 +81,46 @@ def test_the_base_answers_each_row_at_its_temperature_whatever_is_beside_it(tiny
     for temperature in mixed.temperatures:
         alone = GenerateOptions(temperature=temperature, max_tokens=8, batch_size=2)
         generate_local(load_base(tiny_base), source, tmp_path / f"{temperature}", alone, SilentReporter())
-    by = {t: {row["id"]: row["token_ids"] for row in read_rows(tmp_path / f"{t}")} for t in mixed.temperatures}
+    by_temperature = {
+        t: {row["id"]: row["token_ids"] for row in read_rows(tmp_path / f"{t}")} for t in mixed.temperatures
+    }
     rows = list(read_rows(tmp_path / "mixed"))
-    assert len(rows) == 9 and all(row["token_ids"] == by[mixed.temperature_of(row["id"])][row["id"]] for row in rows)
-    assert by[0.0] != by[3.0]
+    assert len(rows) == 9 and all(
+        row["token_ids"] == by_temperature[mixed.temperature_of(row["id"])][row["id"]] for row in rows
+    )
+    assert by_temperature[0.0] != by_temperature[3.0]
 
 
 @pytest.mark.parametrize(
-    ("given", "replace", "system"),
+    ("prompt", "replace", "system"),
     [("", False, "own"), ("new", False, "own"), ("new", True, "new"), ("", True, "")],
 )
-def test_system_prompts_are_kept_injected_or_replaced(given: str, replace: bool, system: str) -> None:
-    assert make_conversation_from_row({"id": "a", "messages": SYSTEM}, given, replace).system == system
-    assert make_conversation_from_row({"id": "a", "messages": SYSTEM[1:]}, given, replace).system == given
+def test_system_prompts_are_kept_injected_or_replaced(prompt: str, replace: bool, system: str) -> None:
+    assert make_conversation_from_row({"id": "a", "messages": SYSTEM}, prompt, replace).system == system
+    assert make_conversation_from_row({"id": "a", "messages": SYSTEM[1:]}, prompt, replace).system == prompt
 
 
 def test_what_is_cut_or_empty_is_left_out_and_counted(tiny_base: Path, tmp_path: Path) -> None:
     source = prompt_set(tmp_path, ["nothing", "fox", "the quick brown fox jumps over the lazy dog", "nothing more"])
-    keeping = Keeping()
+    reporter = RecordingReporter()
     with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
-        report = answered(server, source, tmp_path / "out", keeping, drop_cut=True, max_tokens=12)
-        kept = answered(server, source, tmp_path / "kept", max_tokens=12)
+        report = generate(server, source, tmp_path / "out", reporter, drop_cut=True, max_tokens=12)
+        with_cut = generate(server, source, tmp_path / "kept", max_tokens=12)
     assert [row["messages"][-1]["content"] for row in read_rows(tmp_path / "out")] == ["you said: fox"]
     assert report["left_out"] == {"empty": 2, "cut": 1} and report["rows"] == 1 and len(report["failed"]) == 3
-    assert kept["left_out"] == {"empty": 2} and kept["rows"] == 2
-    assert keeping.now["now/left_out/empty"] == 2 and keeping.now["now/rows"] == 1
-    told = [record for step, record in keeping.samples if step == 1]
-    assert sorted(record["kind"] for record in told) == ["cut", "empty", "empty"]
-    (shown,) = [record for step, record in keeping.samples if step == 0]
-    assert (shown["prompt"], shown["text"], shown["finish"]) == ("fox", "you said: fox", "stop")
+    assert with_cut["left_out"] == {"empty": 2} and with_cut["rows"] == 2
+    assert reporter.now["now/left_out/empty"] == 2 and reporter.now["now/rows"] == 1
+    dropped = [record for step, record in reporter.samples if step == 1]
+    assert sorted(record["kind"] for record in dropped) == ["cut", "empty", "empty"]
+    (sample,) = [record for step, record in reporter.samples if step == 0]
+    assert (sample["prompt"], sample["text"], sample["finish"]) == ("fox", "you said: fox", "stop")
 
 
 def test_the_local_base_leaves_cut_answers_out_too(tiny_base: Path, tmp_path: Path) -> None:
     source = prompt_set(tmp_path, [f"the fox {n}" for n in range(6)])
-    base, asked = load_base(tiny_base), {"max_tokens": 6, "batch_size": 3}
-    whole = generate_local(base, source, tmp_path / "all", GenerateOptions(**asked), SilentReporter())
-    report = generate_local(base, source, tmp_path / "out", GenerateOptions(**asked, drop_cut=True), SilentReporter())
+    base, options = load_base(tiny_base), {"max_tokens": 6, "batch_size": 3}
+    whole = generate_local(base, source, tmp_path / "all", GenerateOptions(**options), SilentReporter())
+    report = generate_local(base, source, tmp_path / "out", GenerateOptions(**options, drop_cut=True), SilentReporter())
     assert whole["finish"].get("length", 0) == report["left_out"].get("cut", 0) > 0
     assert report["rows"] == whole["rows"] - report["left_out"]["cut"]
 
@@ -155,7 +161,7 @@ def test_a_rate_spaces_requests_by_the_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"temperatures": (0.0, 0.5), "temperature": 0.3}, "one temperature or several"),
         ({"temperatures": (0.0, 0.0), "samples": 2}, "temperatures above 0"),
@@ -166,8 +172,8 @@ def test_a_rate_spaces_requests_by_the_clock() -> None:
         ({"base_id": "", "endpoint": "e", "api": "completions"}, "Plain completions need an endpoint"),
     ],
 )
-def test_what_cannot_be_asked_together_is_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+def test_conflicting_options_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         (GenerateData(**{"source_id": "s", "base_id": "b", **fields})).check_options()
 
 

@@ -1,4 +1,4 @@
-"""Columns that a file calls otherwise: what they are read as, what is refused, and the first look at a file."""
+"""Mapped column names: how they are read, which mappings are refused, and the preview of a file."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_mapped_decides(file: Path) -> None:
+def test_mapped_columns_take_precedence(file: Path) -> None:
     good, bad, last = read_prompts(file, mapping={"prompt": "Frage", "answer": "antwort"})
     assert good.messages == [{"role": "user", "content": "Wer?"}]
     assert (good.reference, good.category) == (["Ada."], "who")
@@ -37,12 +37,12 @@ def test_what_is_mapped_decides(file: Path) -> None:
     assert last.messages[0]["content"] == "Wann?"
 
 
-def test_answers_are_kept_by_their_column(file: Path) -> None:
+def test_mapped_answers_are_kept(file: Path) -> None:
     first, _, _ = read_answered(file, mapping={"prompt": "Frage", "answer": "Antwort"})
     assert [m["content"] for m in first.messages] == ["Wer?", "Ada."]
 
 
-def test_messages_may_be_called_otherwise(tmp_path: Path) -> None:
+def test_the_messages_column_can_be_mapped(tmp_path: Path) -> None:
     chat = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"Dialog": chat}) + "\n")
@@ -64,10 +64,10 @@ def test_columns_of_a_table_are_read_by_their_own_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mapping", "words"), [({"question": "x"}, "'question' is none of"), ({"answer": "x"}, "holds the prompt")]
+    ("mapping", "message"), [({"question": "x"}, "'question' is none of"), ({"answer": "x"}, "holds the prompt")]
 )
-def test_what_cannot_be_read_so_is_refused(mapping: dict[str, str], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+def test_invalid_mappings_are_refused(mapping: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         check_mapping(mapping)
 
 
@@ -80,9 +80,9 @@ def test_pairs_of_the_command_line_are_read() -> None:
 
 @pytest.mark.integration
 def test_a_first_look_shows_rows_as_they_would_be_read(file: Path) -> None:
-    found = run_limited("corpus.first_look:preview", str(file), False, {}, seconds=20, memory=2 << 30)
-    assert found["columns"] == ["Frage", "Antwort", "prompt", "category"]
-    first, second, _ = found["rows"]
+    result = run_limited("corpus.first_look:preview", str(file), False, {}, seconds=20, memory=2 << 30)
+    assert result["columns"] == ["Frage", "Antwort", "prompt", "category"]
+    first, second, _ = result["rows"]
     assert first["messages"] == [{"role": "user", "content": "not this one"}]
     assert "no prompt" in second["reason"]
     mapped = preview(str(file), False, {"prompt": "Frage", "answer": "Antwort"})["rows"][0]
@@ -91,7 +91,7 @@ def test_a_first_look_shows_rows_as_they_would_be_read(file: Path) -> None:
     assert [m["role"] for m in answered["messages"]] == ["user", "assistant"]
 
 
-def test_a_file_of_which_nothing_would_be_kept_is_known_before_the_import(file: Path, tmp_path: Path) -> None:
+def test_a_file_without_usable_rows_is_known_before_the_import(file: Path, tmp_path: Path) -> None:
     assert import_problem(str(file), False, {}) == "", "one row can be read"
     path = tmp_path / "other.jsonl"
     path.write_text('{"title": "a"}\n' * 7)
@@ -102,8 +102,8 @@ def test_a_file_of_which_nothing_would_be_kept_is_known_before_the_import(file: 
 def test_a_first_look_is_short(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text("prompt\n" + "\n".join("x" * 5_000 for _ in range(50)))
-    found = preview(str(path), False, {})
-    assert len(found["rows"]) == 5 and len(found["rows"][0]["messages"][0]["content"]) == MAX_MESSAGE_CHARS
+    result = preview(str(path), False, {})
+    assert len(result["rows"]) == 5 and len(result["rows"][0]["messages"][0]["content"]) == MAX_MESSAGE_CHARS
     path.write_text("")
     with pytest.raises(BadInput, match="empty"):
         preview(str(path), False, {})
@@ -119,5 +119,5 @@ def test_an_import_keeps_what_was_mapped_and_counts_lengths(file: Path, tmp_path
 def test_lengths_and_cut_answers_are_counted_from_shards(tmp_path: Path) -> None:
     rows = [{"id": str(n), "token_ids": [1] * n, "finish": ["stop", "length"][: 1 + n % 2]} for n in (3, 4, 9)]
     (tmp_path / "shard-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = count_lengths(tmp_path)
-    assert found == {"lengths": [(4, 2), (16, 1)], "cut_answers": 2}
+    counts = count_lengths(tmp_path)
+    assert counts == {"lengths": [(4, 2), (16, 1)], "cut_answers": 2}

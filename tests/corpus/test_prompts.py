@@ -1,4 +1,4 @@
-"""Prompt files in the shapes people have; every bad row by line and reason (issue 2, line 3)."""
+"""Prompt files in common formats; every bad row is reported by line and reason (issue 2, line 3)."""
 
 import json
 from pathlib import Path
@@ -113,8 +113,8 @@ def test_broken_lines_are_reported_and_the_rest_is_imported(tmp_path: Path) -> N
     ):
         assert reasons[line].startswith(start), reasons[line]
     assert [r["messages"][0]["content"] for r in read_rows(tmp_path / "out")] == ["one", "drei \U0001f600"]
-    kept = [json.loads(line) for line in (tmp_path / "out" / "bad.jsonl").read_text().splitlines()]
-    assert kept == report["bad"] and read_summary(tmp_path / "out")["kind"] == "prompts"
+    bad_rows = [json.loads(line) for line in (tmp_path / "out" / "bad.jsonl").read_text().splitlines()]
+    assert bad_rows == report["bad"] and read_summary(tmp_path / "out")["kind"] == "prompts"
 
 
 def test_a_json_array_is_read_piece_by_piece(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_json_objects_with_data_and_jsonl_called_json_are_read(tmp_path: Path) -
         assert [r.messages[0]["content"] for r in rows_of(tmp_path / name)] == ["a", "b"], name
 
 
-def test_csv_rows_may_span_lines_and_bad_ones_are_told_by_line(tmp_path: Path) -> None:
+def test_csv_rows_may_span_lines_and_bad_ones_are_reported_by_line(tmp_path: Path) -> None:
     text = b'prompt,category\r\n"two\nlines",a\r\nplain,b\r\n,c\r\nx,d,e\r\n' + b"caf\xe9,f\r\n" + "ü,g\r\n".encode()
     (tmp_path / "x.csv").write_bytes(text)
     rows = rows_of(tmp_path / "x.csv")
@@ -153,7 +153,7 @@ def test_csv_rows_may_span_lines_and_bad_ones_are_told_by_line(tmp_path: Path) -
     assert reasons[7].startswith("wrong encoding")
 
 
-def test_a_quote_left_open_is_told_with_the_lines_it_swallowed(tmp_path: Path) -> None:
+def test_an_unclosed_quote_is_reported_with_the_lines_it_contains(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('prompt\none\n"two\nthree\nfour\n')
     good, bad = rows_of(tmp_path / "x.csv")
     assert good.messages[0]["content"] == "one"
@@ -176,7 +176,7 @@ def test_csv_cells_may_hold_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "says"),
+    ("name", "data", "message"),
     [
         ("x.jsonl", b"", "is empty"),
         ("x.jsonl", "hi".encode("utf-16"), "UTF-16"),
@@ -186,9 +186,9 @@ def test_csv_cells_may_hold_json(tmp_path: Path) -> None:
         ("x.csv", b'"pro"mpt,x\nhello,1\n', "broken CSV: .*, in the header"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_as_a_whole(tmp_path: Path, name: str, data: bytes, says: str) -> None:
+def test_a_file_that_cannot_be_read_is_refused_as_a_whole(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(BadInput, match=message):
         import_prompts(tmp_path / name, tmp_path / "out", SilentReporter())
     assert [p.name for p in tmp_path.iterdir()] == [name], "something was left behind"
 

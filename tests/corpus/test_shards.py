@@ -1,4 +1,4 @@
-"""A dataset whose files are not what was written is told before anything is made from it."""
+"""A dataset whose files changed after writing is detected before it is used."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.tools.damage import cut, flip
 
 
 def write(folder: Path, rows: int = 60, shard: int = 20) -> Path:
-    """A finished set of `rows` rows."""
+    """A finished dataset of `rows` rows."""
     with ShardWriter(folder, rows=shard) as shards:
         for number in range(rows):
             shards.add({"id": str(number), "messages": [{"role": "user", "content": f"question {number}"}]})
@@ -33,7 +33,7 @@ IDS = ["corpus", "evaluation"]
 
 
 @pytest.mark.parametrize("read", READERS, ids=IDS)
-def test_a_shard_cut_from_60_rows_to_10_is_told(tmp_path: Path, read) -> None:
+def test_a_shard_cut_from_60_rows_to_10_is_detected(tmp_path: Path, read) -> None:
     folder = write(tmp_path / "data", shard=60)
     assert read(folder)
     keep_lines(folder / "shard-00000.jsonl", 10)
@@ -51,13 +51,13 @@ def test_sets_without_sums_load_and_their_rows_are_counted(tmp_path: Path, read)
         read(folder)
 
 
-def test_a_flipped_bit_and_a_lost_shard_are_told(tmp_path: Path) -> None:
+def test_a_flipped_bit_and_a_lost_shard_are_detected(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     assert len(read_checksums(folder)) == 3 and dataset_problems(folder, ChecksumCache(tmp_path / "sums.json")) == {}
     flip(folder / "shard-00001.jsonl", 1)
     (folder / "shard-00002.jsonl").unlink()
-    found = dataset_problems(folder, ChecksumCache(tmp_path / "sums.json"))
-    assert [*found] == ["shard-00001.jsonl", "shard-00002.jsonl"] and found["shard-00002.jsonl"] == "is missing"
+    problems = dataset_problems(folder, ChecksumCache(tmp_path / "sums.json"))
+    assert [*problems] == ["shard-00001.jsonl", "shard-00002.jsonl"] and problems["shard-00002.jsonl"] == "is missing"
 
 
 def test_an_unfinished_set_makes_the_rows_of_a_damaged_shard_again(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_an_unfinished_set_makes_the_rows_of_a_damaged_shard_again(tmp_path: Pat
 
 
 def test_a_shard_without_its_line_in_the_sums_is_whole(tmp_path: Path) -> None:
-    """A writer that was killed between the two."""
+    """The writer was killed between writing the shard and its checksum."""
     folder = write(tmp_path / "data")
     lines = (folder / CHECKSUM_FILE).read_text().splitlines(keepends=True)
     (folder / CHECKSUM_FILE).write_text("".join(lines[:2]))
@@ -90,7 +90,7 @@ def test_imported_prompts_have_sums(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1]", "text", '{"rows": "many"'])
-def test_a_broken_summary_is_a_sentence(tmp_path: Path, text: str) -> None:
+def test_a_broken_summary_is_an_error(tmp_path: Path, text: str) -> None:
     folder = write(tmp_path / "data")
     (folder / "dataset.json").write_text(text)
     with pytest.raises((Damaged, BadInput), match=r"dataset\.json"):

@@ -1,11 +1,11 @@
-"""A process that answers chats and tells of its drafting as other servers do:
+"""A process that answers chats and publishes its drafting figures as other servers do:
 python acceptance_server.py PORT_FILE vllm | vllm_each | llamacpp | sglang | tensorrt_llm | silent [KEY].
 
 Every answer of the model `drafted` is 8 tokens out of 3 verifications, which took 5 drafted tokens: 3 at depth 1 and 2
-at depth 2. The model `plain` drafts nothing and is slower. The text "fail" is refused, with the key in the sentence,
-and "odd" is answered with a page. Streams have three texts, and their last chunk has the figures, as vLLM's and
-llama.cpp's have. With more than CAPACITY requests at once, `drafted` takes eight times as long, and more than MOST are
-refused. GET /most is the largest number of concurrent requests so far.
+at depth 2. The model `plain` drafts nothing and is slower. The text "fail" is refused with an error that contains the
+key, and "odd" is answered with HTML. Streams have three texts, and their last chunk has the figures, as with vLLM and
+llama.cpp. With more than CAPACITY requests at once, `drafted` takes eight times as long, and more than MOST are
+refused. GET /most returns the largest number of concurrent requests so far.
 """
 
 import json
@@ -107,19 +107,19 @@ def answer(body: dict[str, Any], text: str) -> dict[str, Any]:
         COUNT["drafts"] += DRAFTS * drafted
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
     choice["message"] = {"role": "assistant", "content": f"you said: {text}"}
-    made = {"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
-    made["usage"] = {"prompt_tokens": 3, "completion_tokens": TOKENS, "total_tokens": TOKENS + 3}
+    response = {"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
+    response["usage"] = {"prompt_tokens": 3, "completion_tokens": TOKENS, "total_tokens": TOKENS + 3}
     if KIND == "llamacpp":  # its timings count the first token, which no verification gave
         counts = {"draft_n": 9, "draft_n_accepted": sum(ACCEPTED)} if drafted else {}
-        made["timings"] = {"predicted_n": TOKENS + 1, **counts}
+        response["timings"] = {"predicted_n": TOKENS + 1, **counts}
     if drafted and KIND == "vllm_each":
         counts = {"num_spec_steps": DRAFTS, "num_accepted_draft_tokens": sum(ACCEPTED), "num_draft_tokens": 9}
-        made["metrics"] = {"speculative_decoding": {**counts, "acceptance_histogram": [0, 1, 2]}}
+        response["metrics"] = {"speculative_decoding": {**counts, "acceptance_histogram": [0, 1, 2]}}
     if drafted and KIND == "sglang" and body.get("return_meta_info"):
         choice["meta_info"] = {"completion_tokens": TOKENS, "spec_verify_ct": DRAFTS, "spec_accept_length": 8 / 3}
     if drafted and KIND == "tensorrt_llm":
         choice["avg_decoded_tokens_per_iter"] = TOKENS / DRAFTS
-    return made
+    return response
 
 
 def metrics() -> str:

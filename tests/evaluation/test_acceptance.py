@@ -1,4 +1,4 @@
-"""Figures of an evaluation on tiny bases: exactness is told, ties from faults, and drafts that always or never hit."""
+"""Figures of an evaluation on tiny bases: exactness, ties versus faults, and drafts that always or never hit."""
 
 import json
 from pathlib import Path
@@ -51,27 +51,27 @@ def base(tiny_base: Path) -> LoadedBase:
 
 
 def test_a_lossless_drafter_is_identical_and_every_promised_field_is_there(base: LoadedBase) -> None:
-    found = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=24, options={"drafter": "ngram"})
-    assert set(found) >= FIELDS and json.loads(json.dumps(found)) == found
-    assert found["identical_to_plain"] is True and found["differences"] == []
-    assert found["prompts"] == 3 and set(found["per_category"]) == {"x", "y"}
-    assert found["per_category"]["y"]["prompts"] == 2
-    assert found["mean_accepted_length"] >= 1 and found["tokens_per_second"] > 0
-    assert found["dtype"] == "float32" and found["machine"]["torch"] == torch.__version__
+    result = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=24, options={"drafter": "ngram"})
+    assert set(result) >= FIELDS and json.loads(json.dumps(result)) == result
+    assert result["identical_to_plain"] is True and result["differences"] == []
+    assert result["prompts"] == 3 and set(result["per_category"]) == {"x", "y"}
+    assert result["per_category"]["y"]["prompts"] == 2
+    assert result["mean_accepted_length"] >= 1 and result["tokens_per_second"] > 0
+    assert result["dtype"] == "float32" and result["machine"]["torch"] == torch.__version__
 
 
 def test_without_a_drafter_speculation_is_plain_decoding(base: LoadedBase) -> None:
-    found = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=8)
-    assert found["mean_accepted_length"] == 1.0 and found["speedup"] == 1.0 and found["identical_to_plain"]
-    assert found["speedup_interval"] == found["mean_accepted_length_interval"] == [1.0, 1.0]
-    assert found["tokens_per_second"] == found["plain_tokens_per_second"]
+    result = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=8)
+    assert result["mean_accepted_length"] == 1.0 and result["speedup"] == 1.0 and result["identical_to_plain"]
+    assert result["speedup_interval"] == result["mean_accepted_length_interval"] == [1.0, 1.0]
+    assert result["tokens_per_second"] == result["plain_tokens_per_second"]
 
 
-class Heard(SilentReporter):
-    """Keeps what is said of progress. `now` is a clock that each question moves on, later passes by more."""
+class RecordingReporter(SilentReporter):
+    """Records progress and samples. `now` is a clock that each question advances by the next of `seconds`."""
 
     def __init__(self, seconds: tuple[float, ...] = ()) -> None:
-        self.said: list[tuple[int, int | None, str]] = []
+        self.calls: list[tuple[int, int | None, str]] = []
         self.seconds = list(seconds)
         self.now = 0.0
         self.results: list[tuple[int, dict]] = []
@@ -80,45 +80,49 @@ class Heard(SilentReporter):
         self.results.append((step, record))
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
-        self.said.append((done, total, note))
+        self.calls.append((done, total, note))
         self.now += self.seconds.pop(0) if self.seconds else 0.0
 
 
-def measured_by(heard: Heard, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, noise: float = -1.0) -> dict:
+def evaluate_with(
+    reporter: RecordingReporter, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, noise: float = -1.0
+) -> dict:
     monkeypatch.setattr(acceptance, "MAX_TIMING_NOISE", noise)
-    # a clock that moves as the reporter says: passes take known times
-    monkeypatch.setattr(acceptance, "monotonic", lambda: heard.now)
-    return evaluate(base, None, QUESTIONS, heard, max_tokens=8, options={"drafter": "ngram"})
+    # the reporter's clock, so that passes take known times
+    monkeypatch.setattr(acceptance, "monotonic", lambda: reporter.now)
+    return evaluate(base, None, QUESTIONS, reporter, max_tokens=8, options={"drafter": "ngram"})
 
 
 def test_progress_counts_the_worst_case_from_the_start_and_never_falls_back(
     base: LoadedBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second question has two turns. No clock is good enough, then any is."""
-    heard = Heard()
-    found = measured_by(heard, base, monkeypatch)
-    assert (found["prompts"], found["passes"]) == (3, acceptance.PASSES) == (3, 3)
-    assert [(done, total) for done, total, _ in heard.said] == [*((n, 6) for n in range(1, 7)), (6, 6)]
-    assert "pass 1 of at most 3" in heard.said[0][2]
-    assert [note for _, _, note in heard.said[2:6]] == ["noisy, repeating (2 of 3)"] * 2 + [
+    """The second question has two turns. First every timing counts as too noisy, then none does."""
+    reporter = RecordingReporter()
+    result = evaluate_with(reporter, base, monkeypatch)
+    assert (result["prompts"], result["passes"]) == (3, acceptance.PASSES) == (3, 3)
+    assert [(done, total) for done, total, _ in reporter.calls] == [*((n, 6) for n in range(1, 7)), (6, 6)]
+    assert "pass 1 of at most 3" in reporter.calls[0][2]
+    assert [note for _, _, note in reporter.calls[2:6]] == ["noisy, repeating (2 of 3)"] * 2 + [
         "noisy, repeating (3 of 3)"
     ] * 2
-    told = [(step, record["question"], record["category"]) for step, record in heard.results]
-    assert told == [(1, "a", "x"), (2, "b", "y")], "each question's result once, as it comes"
-    assert all(record["mean_accepted_length"] >= 1 and record["tokens_per_second"] > 0 for _, record in heard.results)
-    heard = Heard()
-    assert measured_by(heard, base, monkeypatch, noise=1e9)["passes"] == 1
-    shares = [done / total for done, total, _ in heard.said]
-    assert shares == sorted(shares) and heard.said[-1][:2] == (2, 2)
+    records = [(step, record["question"], record["category"]) for step, record in reporter.results]
+    assert records == [(1, "a", "x"), (2, "b", "y")], "each question's result once, as it comes"
+    assert all(
+        record["mean_accepted_length"] >= 1 and record["tokens_per_second"] > 0 for _, record in reporter.results
+    )
+    reporter = RecordingReporter()
+    assert evaluate_with(reporter, base, monkeypatch, noise=1e9)["passes"] == 1
+    shares = [done / total for done, total, _ in reporter.calls]
+    assert shares == sorted(shares) and reporter.calls[-1][:2] == (2, 2)
 
 
 def test_passes_take_at_most_three_times_as_long_as_the_first(
     base: LoadedBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first pass takes 2 s, so that repeating ends in the second, once 6 s are over."""
-    heard = Heard((1, 1, 5, 5, 5, 5))
-    assert measured_by(heard, base, monkeypatch)["passes"] == 2
-    assert heard.said[-1][:2] == (3, 3), "one question of the second pass"
+    """The first pass takes 2 s, so repeating ends in the second pass, after 6 s."""
+    reporter = RecordingReporter((1, 1, 5, 5, 5, 5))
+    assert evaluate_with(reporter, base, monkeypatch)["passes"] == 2
+    assert reporter.calls[-1][:2] == (3, 3), "one question of the second pass"
 
 
 def test_there_must_be_a_question(base: LoadedBase) -> None:
@@ -129,51 +133,51 @@ def test_there_must_be_a_question(base: LoadedBase) -> None:
 def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(
     base: LoadedBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second way's third token is replaced: not identical. With every gap called a tie: identical, one tie each."""
-    both = acceptance._generate_both
+    """With a wrong drafted token: not identical. If every gap counts as a tie: identical, with one tie per prompt."""
+    generate_both = acceptance._generate_both
 
     def spoiled(bench: object, prompt: list[int], max_tokens: int, seed: int) -> tuple[list[Step], list[Step]]:
-        plain, speculative = both(bench, prompt, max_tokens, seed)
+        plain, speculative = generate_both(bench, prompt, max_tokens, seed)
         if max_tokens > 8:
             speculative = [one_token_off(step) if step.index == 2 else step for step in speculative]
         return plain, speculative
 
     monkeypatch.setattr(acceptance, "_generate_both", spoiled)
     options = {"drafter": "ngram"}
-    found = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=12, options=options)
-    assert found["identical_to_plain"] is False and found["ties"] == 0
-    assert len(found["differences"]) == 3 and all(d["gap"] > 1e-3 for d in found["differences"])
+    result = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=12, options=options)
+    assert result["identical_to_plain"] is False and result["ties"] == 0
+    assert len(result["differences"]) == 3 and all(d["gap"] > 1e-3 for d in result["differences"])
     monkeypatch.setattr(acceptance, "TIE", 1e9)
-    found = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=12, options=options)
-    assert found["identical_to_plain"] is True and found["ties"] == 3
+    result = evaluate(base, None, QUESTIONS, SilentReporter(), max_tokens=12, options=options)
+    assert result["identical_to_plain"] is True and result["ties"] == 3
 
 
 def test_sampled_answers_belong_to_their_seed_and_are_not_compared(
     base: LoadedBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[tuple[list[int], list[int]]] = []
-    both = acceptance._generate_both
+    answers: list[tuple[list[int], list[int]]] = []
+    generate_both = acceptance._generate_both
 
-    def noted(*given: object) -> tuple[list[Step], list[Step]]:
-        steps = both(*given)
-        said.append((acceptance.token_ids_of_steps(steps[0]), acceptance.token_ids_of_steps(steps[1])))
+    def recorded(*arguments: object) -> tuple[list[Step], list[Step]]:
+        steps = generate_both(*arguments)
+        answers.append((acceptance.token_ids_of_steps(steps[0]), acceptance.token_ids_of_steps(steps[1])))
         return steps
 
-    monkeypatch.setattr(acceptance, "_generate_both", noted)
+    monkeypatch.setattr(acceptance, "_generate_both", recorded)
     runs = []
     for seed in (1, 1, 2):
-        said.clear()
+        answers.clear()
         sampling = acceptance.AcceptanceSampling(1.0, 0.95, seed)
         choices = {"max_tokens": 12, "options": {"drafter": "ngram"}, "sampling": sampling, "passes": 1}
-        found = evaluate(base, None, QUESTIONS, SilentReporter(), **choices)
-        runs.append(list(said))
-        assert found["identical_to_plain"] is None and found["differences"] == [] and found["ties"] == 0
-        assert (found["temperature"], found["top_p"], found["seed"]) == (1.0, 0.95, seed)
-        assert found["mean_accepted_length"] >= 1 and found["tokens_per_second"] > 0
+        result = evaluate(base, None, QUESTIONS, SilentReporter(), **choices)
+        runs.append(list(answers))
+        assert result["identical_to_plain"] is None and result["differences"] == [] and result["ties"] == 0
+        assert (result["temperature"], result["top_p"], result["seed"]) == (1.0, 0.95, seed)
+        assert result["mean_accepted_length"] >= 1 and result["tokens_per_second"] > 0
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_a_temperature_that_cannot_be_is_refused() -> None:
+def test_an_invalid_temperature_is_refused() -> None:
     for wrong in ({"temperature": -1.0}, {"top_p": 0.0}):
         with pytest.raises(BadInput, match=next(iter(wrong))):
             acceptance.AcceptanceSampling(**wrong)
@@ -208,8 +212,8 @@ def test_the_command_tells_a_near_tie_from_a_fault_where_best_tokens_are_found_w
     apart: float,
     tie: bool,
 ) -> None:
-    """A tied fp32 base whose tokens 2k and 2k + 1 are twins, their logits `apart` of their size from each other; a
-    verification of several nodes rounds the other way and takes the other twin."""
+    """An fp32 base with tied embeddings whose tokens 2k and 2k + 1 are twins: their logits differ by the fraction
+    `apart`. A verification of several nodes rounds the other way and takes the other twin."""
     monkeypatch.setattr("models.runtime.argmax.has_bfloat16", lambda device: device.type == "cpu")
     exact, screened = HeadArgmax.__call__, []
 
@@ -225,12 +229,12 @@ def test_the_command_tells_a_near_tie_from_a_fault_where_best_tokens_are_found_w
     table[1::2] = table[0::2] * (1 - apart)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
-    words = ["evaluate", "--model", folder, "--questions", tmp_path / "asked.jsonl", "--max-tokens", "12"]
-    assert cli.main([*map(str, words), "--draft", "drafter=ngram", "--device", "cpu", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert max(screened) > 1 and found["differences"]
-    assert found["identical_to_plain"] is tie and found["ties"] == (len(found["differences"]) if tie else 0)
-    assert all((abs(d["gap"]) <= 1e-3) is tie for d in found["differences"])
+    arguments = ["evaluate", "--model", folder, "--questions", tmp_path / "asked.jsonl", "--max-tokens", "12"]
+    assert cli.main([*map(str, arguments), "--draft", "drafter=ngram", "--device", "cpu", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert max(screened) > 1 and result["differences"]
+    assert result["identical_to_plain"] is tie and result["ties"] == (len(result["differences"]) if tie else 0)
+    assert all((abs(d["gap"]) <= 1e-3) is tie for d in result["differences"])
 
 
 def test_first_difference_counts_a_missing_token() -> None:
@@ -247,11 +251,11 @@ def test_speeds_are_all_tokens_over_all_time() -> None:
         return [Step(0, "prefill", tokens, counted=False, ms_verify=ms / 2), Step(1, kind, tokens, ms_verify=ms / 2)]
 
     measured = [acceptance.PromptResult("a", "", run(p, "plain"), run(p / 2, "verify")) for p in (40.0, 10.0)]
-    found = acceptance_result(measured)
-    assert found["plain_tokens_per_second"] == pytest.approx(8 / 0.05)
-    assert found["tokens_per_second"] == pytest.approx(8 / 0.025)
-    assert found["end_to_end_speedup"] == 2.0
-    assert found["mean_accepted_length"] == 2.0
+    result = acceptance_result(measured)
+    assert result["plain_tokens_per_second"] == pytest.approx(8 / 0.05)
+    assert result["tokens_per_second"] == pytest.approx(8 / 0.025)
+    assert result["end_to_end_speedup"] == 2.0
+    assert result["mean_accepted_length"] == 2.0
 
 
 def test_a_stop_between_prompts_is_obeyed(base: LoadedBase) -> None:
@@ -263,33 +267,33 @@ def test_a_stop_between_prompts_is_obeyed(base: LoadedBase) -> None:
         evaluate(base, None, QUESTIONS, Stopping(), max_tokens=4)
 
 
-def test_a_question_too_long_is_left_out_and_said(base: LoadedBase) -> None:
+def test_a_question_too_long_is_left_out_and_reported(base: LoadedBase) -> None:
     long = {"id": "long", "messages": [{"role": "user", "content": "x " * 600}]}
-    found = evaluate(base, None, [*QUESTIONS, long], SilentReporter(), max_tokens=4)
-    assert found["skipped"] == ["long"] and found["prompts"] == 3
+    result = evaluate(base, None, [*QUESTIONS, long], SilentReporter(), max_tokens=4)
+    assert result["skipped"] == ["long"] and result["prompts"] == 3
 
 
 def test_the_built_in_questions_are_varied_and_not_the_quickstart_prompts() -> None:
     questions = built_in()
     assert len(questions) == 40 and len({q["category"] for q in built_in(8)}) == 8
-    asked = {text for q in questions for text in turns(q)[1]}
+    texts = {text for q in questions for text in turns(q)[1]}
     prompts = {r["messages"][0]["content"] for r in read_questions(Path(acceptance.__file__).parents[1] / PROMPTS)}
-    assert len(prompts) >= 150 and not asked & prompts
+    assert len(prompts) >= 150 and not texts & prompts
 
 
 PROMPTS = "corpus/quickstart_prompts.jsonl"
 
 
-def test_questions_come_from_files_and_bad_rows_are_said(tmp_path: Path) -> None:
-    class Listening(SilentReporter):
-        said: list[str] = []
+def test_questions_come_from_files_and_bad_rows_are_reported(tmp_path: Path) -> None:
+    class LogReporter(SilentReporter):
+        messages: list[str] = []
 
         def log(self, message: str, level: str = "info") -> None:
-            self.said.append(message)
+            self.messages.append(message)
 
     (tmp_path / "q.jsonl").write_text('{"turns": ["one", "two"], "category": "x"}\noops\n')
-    (row,) = read_questions(tmp_path / "q.jsonl", None, Listening())
-    assert turns(row) == ("", ["one", "two"]) and "line 2" in Listening.said[0]
+    (row,) = read_questions(tmp_path / "q.jsonl", None, LogReporter())
+    assert turns(row) == ("", ["one", "two"]) and "line 2" in LogReporter.messages[0]
 
 
 def test_real_benchmark_questions_are_read(shared_data: Path) -> None:

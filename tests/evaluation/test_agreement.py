@@ -21,25 +21,29 @@ def test_nearly_equal_rates_agree():
     """The figures of the starter's head in vLLM: 210/94/55 of 498 steps there, 208/93/54 of 496 here."""
     here = result([208 / 496, 93 / 208, 54 / 93], 1.716, steps=496)
     there = result([210 / 498, 94 / 210, 55 / 94], 1.721, steps=498)
-    found = agreement(here, there, "vLLM 0.32.0")
-    assert found["agrees"] is True
-    assert [each["here"] for each in found["positions"]] == pytest.approx([0.4194, 0.1875, 0.1089], abs=1e-4)
-    assert found["verdict"] == (
+    comparison = agreement(here, there, "vLLM 0.32.0")
+    assert comparison["agrees"] is True
+    assert [position["here"] for position in comparison["positions"]] == pytest.approx(
+        [0.4194, 0.1875, 0.1089], abs=1e-4
+    )
+    assert comparison["verdict"] == (
         "It drafts in vLLM 0.32.0 as here: τ 1.72 there, 1.72 here; texts equal those without the draft."
     )
 
 
 def test_layers_off_by_one_are_found():
-    found = agreement(result([0.42, 0.45], 1.61), result([0.10, 0.1], 1.11), "vLLM 0.32.0")
-    assert found["agrees"] is False
-    assert [each["agrees"] for each in found["positions"]] == [False, False]
-    assert found["verdict"].startswith("It drafts differently in vLLM 0.32.0: τ 1.11 there, 1.61 here. Likely causes:")
+    comparison = agreement(result([0.42, 0.45], 1.61), result([0.10, 0.1], 1.11), "vLLM 0.32.0")
+    assert comparison["agrees"] is False
+    assert [position["agrees"] for position in comparison["positions"]] == [False, False]
+    assert comparison["verdict"].startswith(
+        "It drafts differently in vLLM 0.32.0: τ 1.11 there, 1.61 here. Likely causes:"
+    )
 
 
 def test_a_server_that_accepts_nothing_does_not_draft():
-    found = agreement(result([0.42], 1.42), result([0.0], 1.0), "SGLang 0.5")
-    assert found["agrees"] is False
-    assert found["verdict"].startswith("It does not draft in SGLang 0.5")
+    comparison = agreement(result([0.42], 1.42), result([0.0], 1.0), "SGLang 0.5")
+    assert comparison["agrees"] is False
+    assert comparison["verdict"].startswith("It does not draft in SGLang 0.5")
 
 
 def test_few_steps_have_a_wide_tolerance():
@@ -60,9 +64,9 @@ def test_totals_alone_are_compared_by_their_intervals():
 
 
 def test_a_server_without_figures_gives_no_verdict():
-    found = agreement(result([0.42], 1.72), result([], None), "x")
-    assert found["agrees"] is None
-    assert "not known whether it drafts as here" in found["verdict"]
+    comparison = agreement(result([0.42], 1.72), result([], None), "x")
+    assert comparison["agrees"] is None
+    assert "not known whether it drafts as here" in comparison["verdict"]
 
 
 def test_chain():

@@ -1,4 +1,4 @@
-"""Where a draft does well, against steps counted by hand; kinds of tokens against sentences read by eye."""
+"""Breakdown of acceptance by step, position and class of token, checked against figures counted by hand."""
 
 import pytest
 import torch
@@ -48,14 +48,14 @@ def test_steps_are_counted_by_how_many_tokens_they_gave():
     assert lengths([]) == []
 
 
-def test_tau_is_told_by_where_in_the_answer_a_step_began():
+def test_tau_is_given_by_the_position_where_a_step_began():
     """Steps begin after 1, 4, 5, 7, 9, 11, 13, 15 and 17 tokens: the last of them in the second span."""
     assert by_position([ANSWER]) == [{"from": 0, "steps": 8, "tau": 2.0}, {"from": 16, "steps": 1, "tau": 2.0}]
 
 
-def test_drafted_tokens_are_counted_by_their_kind_and_the_prefills_is_not():
-    found = {each["class"]: (each["tokens"], each["drafted"]) for each in by_class([ANSWER], PIECES.__getitem__)}
-    assert found == {WORDS: (16, 8), NUMBERS: (1, 1), PUNCTUATION: (1, 0), SPACES: (1, 0)}
+def test_drafted_tokens_are_counted_by_their_class_without_the_prefill():
+    counts = {row["class"]: (row["tokens"], row["drafted"]) for row in by_class([ANSWER], PIECES.__getitem__)}
+    assert counts == {WORDS: (16, 8), NUMBERS: (1, 1), PUNCTUATION: (1, 0), SPACES: (1, 0)}
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_kinds_of_tokens(pieces: list[str], kinds: list[str]):
     assert list(classify_tokens(pieces)) == kinds
 
 
-def prompt(number: int, given: int, text: str = "why") -> PromptMetrics:
-    said = [{"role": "user", "content": text}]
-    return PromptMetrics.of({"id": str(number)}, [step(1, [2] * given, given - 1)], said)
+def prompt(number: int, tokens: int, text: str = "why") -> PromptMetrics:
+    messages = [{"role": "user", "content": text}]
+    return PromptMetrics.of({"id": str(number)}, [step(1, [2] * tokens, tokens - 1)], messages)
 
 
 def test_the_worst_prompts_come_first_and_a_few_of_them_keep_their_messages():
@@ -89,7 +89,7 @@ def test_long_prompts_are_not_kept():
     assert ["messages" in row for row in rows] == [True, False, False]
 
 
-def test_an_evaluation_says_all_of_it_and_a_plain_one_nothing(tiny_base):
+def test_an_evaluation_with_a_draft_has_a_breakdown_and_a_plain_one_has_none(tiny_base):
     base = load_base(tiny_base)
     torch.manual_seed(0)
     heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
@@ -97,13 +97,15 @@ def test_an_evaluation_says_all_of_it_and_a_plain_one_nothing(tiny_base):
         {"id": f"q{n}", "messages": [{"role": "user", "content": text} for text in ("the quick", "and then")]}
         for n in range(2)
     ]
-    found = evaluate(base, heads, questions, SilentReporter(), max_tokens=12)
-    assert sum(found["lengths"]) == sum(span["steps"] for span in found["by_position"])
-    assert sum(found["lengths"]) == sum(row["steps"] for row in found["per_prompt"])
-    assert {(row["id"], row["turn"]) for row in found["per_prompt"]} == {("q0", 0), ("q0", 1), ("q1", 0), ("q1", 1)}
-    later = next(row for row in found["per_prompt"] if row["turn"])
+    result = evaluate(base, heads, questions, SilentReporter(), max_tokens=12)
+    assert sum(result["lengths"]) == sum(span["steps"] for span in result["by_position"])
+    assert sum(result["lengths"]) == sum(row["steps"] for row in result["per_prompt"])
+    assert {(row["id"], row["turn"]) for row in result["per_prompt"]} == {("q0", 0), ("q0", 1), ("q1", 0), ("q1", 1)}
+    later = next(row for row in result["per_prompt"] if row["turn"])
     assert [m["role"] for m in later["messages"]] == ["user", "assistant", "user"]
     assert later["messages"][-1]["content"] == "and then"
-    assert len(found["acceptance_by_rank"]) >= 1 and sum(each["tokens"] for each in found["by_class"]) > 0
+    assert (
+        len(result["acceptance_by_rank"]) >= 1 and sum(token_class["tokens"] for token_class in result["by_class"]) > 0
+    )
     plain = evaluate(base, None, questions[:1], SilentReporter(), max_tokens=4)
     assert "per_prompt" not in plain and "lengths" not in plain

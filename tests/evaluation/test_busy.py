@@ -1,4 +1,4 @@
-"""Tune, Plan and Evaluate beside programs that keep the processor busy: each says so and finds nothing impossible."""
+"""Tuning, planning and evaluation on a busy processor: each warns about it and gives no impossible figures."""
 
 from itertools import count
 
@@ -15,43 +15,46 @@ from speculoos.reporting import SilentReporter
 from tests.evaluation.test_tuned_checkpoints import draft_for
 
 
-class Warned(SilentReporter):
+class WarningReporter(SilentReporter):
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.warnings: list[str] = []
 
     def log(self, message: str, level: str = "info") -> None:
         if level == "warning":
-            self.said.append(message)
+            self.warnings.append(message)
 
 
 @pytest.fixture
 def busy_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two readings 10 s pass in which other programs take 5 s and this one 4 s."""
     readings = count()
-    # the lowest level at which a load can be had on demand: the reading of the system's counters
+    # patched at the lowest level: the reading of the system's counters
     monkeypatch.setattr(other_work, "_cpu_seconds", lambda: tuple(next(readings) * s for s in (10.0, 9.0, 4.0)))
 
 
-def check(found: dict, heard: Warned) -> None:
-    assert found["other_load"] == 0.5
-    assert found["busy"].startswith("The machine was busy: other programs took 50%") and found["busy"] in heard.said
+def check(result: dict, reporter: WarningReporter) -> None:
+    assert result["other_load"] == 0.5
+    assert (
+        result["busy"].startswith("The machine was busy: other programs took 50%")
+        and result["busy"] in reporter.warnings
+    )
 
 
 def test_each_says_that_the_machine_was_busy(tiny_base, busy_processor) -> None:
-    base, questions, heard = load_base(tiny_base), built_in(2), Warned()
+    base, questions, reporter = load_base(tiny_base), built_in(2), WarningReporter()
     draft = draft_for(base, "medusa")
-    measured = evaluate(base, None, questions[:1], heard, max_tokens=8, options={"drafter": "ngram"})
-    check(measured, heard)
-    tuned = tune(base, draft, questions, heard := Warned(), max_tokens=12)
-    found = tuned.to_json()
-    check(found, heard)
+    measured = evaluate(base, None, questions[:1], reporter, max_tokens=8, options={"drafter": "ngram"})
+    check(measured, reporter)
+    tuned = tune(base, draft, questions, reporter := WarningReporter(), max_tokens=12)
+    result = tuned.to_json()
+    check(result, reporter)
     assert all(size.speedup <= size.expected_tau for size in tuned.plan.sizes)
     for key in ("expected_tau", "expected_speedup"):
-        ends = found[f"{key}_interval"]
-        assert (ends is None) == found["plain_is_faster"] and (ends is None or ends[0] <= found[key] <= ends[1])
-    choices = PlanOptions((1, 2), (1,), rounds=2, max_tokens=12)
-    planned = plan(base, draft, questions[:1], heard := Warned(), options=choices)
-    check(planned, heard)
+        ends = result[f"{key}_interval"]
+        assert (ends is None) == result["plain_is_faster"] and (ends is None or ends[0] <= result[key] <= ends[1])
+    options = PlanOptions((1, 2), (1,), rounds=2, max_tokens=12)
+    planned = plan(base, draft, questions[:1], reporter := WarningReporter(), options=options)
+    check(planned, reporter)
     assert planned["shapes"] and planned["timing_noise"] >= 0
     for shape in planned["shapes"]:
         one = shape["by_batch"]["1"]

@@ -1,4 +1,4 @@
-"""The check for GPUs, dry: every part runs on a processor with tiny shapes, and a fault is named, not hidden."""
+"""Dry run of the GPU check: every part runs on the CPU with tiny shapes, and faults are reported."""
 
 import json
 import time
@@ -29,22 +29,22 @@ def bench(tmp_path: Path) -> Bench:
 def test_every_part_runs_dry_and_its_output_is_exact(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the families one for each rule of logits; tests/decoding/test_exactness.py runs all."""
+    """One family for each rule of logits; tests/decoding/test_exactness.py runs all."""
     few = {name: FAMILIES[name] for name in ("llama", "phi", "granite", "gemma2")}
     monkeypatch.setattr(gpu_exactness, "FAMILIES", few)
     page, out = gpu_check.PAGE.read_text(encoding="utf-8"), tmp_path / "gpu.json"
     status = gpu_check.main(["--dry-run", "--json", str(out)])
-    said = capsys.readouterr().out
-    assert status == 0, said
+    output = capsys.readouterr().out
+    assert status == 0, output
     result = json.loads(out.read_text())
     assert [part["name"] for part in result["parts"]] == [*gpu_check.PARTS]
     assert all(part["ran"] and part["peak_mib"] > 0 for part in result["parts"])
     holds = {claim["name"]: claim["holds"] for claim in result["claims"]}
-    judged = [name for name, found in holds.items() if found is not None]
+    judged = [name for name, value in holds.items() if value is not None]
     assert all(holds[name] for name in judged)
     assert sum(name.startswith("fp32") for name in judged) == 8 + 1 and sum(n.startswith("bf16") for n in judged) == 8
-    assert sum(found is None for found in holds.values()) == 7, "speed, capture, launches and more GPUs are not judged"
-    assert all(name in said for name in holds)
+    assert sum(value is None for value in holds.values()) == 7, "speed, capture, launches and more GPUs are not judged"
+    assert all(name in output for name in holds)
     assert gpu_check.PAGE.read_text(encoding="utf-8") == page, "a dry run writes no page"
 
 
@@ -68,7 +68,7 @@ def test_parts_after_the_deadline_are_reported_as_not_run(bench: Bench) -> None:
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # also where the tests run beside a GPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # in case the machine has a GPU
     assert gpu_check.main([]) == 2
     assert capsys.readouterr().err.strip() == gpu_check.NO_GPU
 
@@ -76,23 +76,23 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_claim_that_does_not_hold_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def slow(bench: Bench) -> None:  # what a slow GPU would find
+    def slow(bench: Bench) -> None:  # claims of a slow GPU
         bench.claim("plain decoding", "≥ 4 ×", "3.1 ×", False)
         bench.claim("tokens", "all", "all", True)
 
     monkeypatch.setattr(gpu_check, "PARTS", {"speed": slow})
     assert gpu_check.main(["--dry-run"]) == 1
-    said = capsys.readouterr().out
-    assert said.splitlines()[-1] == "Does not hold: plain decoding (wanted ≥ 4 ×): 3.1 ×"
-    assert "| plain decoding | ≥ 4 × | 3.1 × | **no** |" in said
+    output = capsys.readouterr().out
+    assert output.splitlines()[-1] == "Does not hold: plain decoding (wanted ≥ 4 ×): 3.1 ×"
+    assert "| plain decoding | ≥ 4 × | 3.1 × | **no** |" in output
 
 
 def test_the_page_has_the_marks_between_which_figures_go() -> None:
     text = gpu_check.PAGE.read_text(encoding="utf-8")
-    made = replace_between(text, gpu_check.BEGIN, gpu_check.END, "figures")
-    assert f"{gpu_check.BEGIN}\nfigures\n{gpu_check.END}" in made
-    assert made.partition(gpu_check.BEGIN)[0] == text.partition(gpu_check.BEGIN)[0]
-    assert made.partition(gpu_check.END)[2] == text.partition(gpu_check.END)[2]
+    page = replace_between(text, gpu_check.BEGIN, gpu_check.END, "figures")
+    assert f"{gpu_check.BEGIN}\nfigures\n{gpu_check.END}" in page
+    assert page.partition(gpu_check.BEGIN)[0] == text.partition(gpu_check.BEGIN)[0]
+    assert page.partition(gpu_check.END)[2] == text.partition(gpu_check.END)[2]
 
 
 def test_agreement_counts_each_token_that_differs_and_goes_on_from_the_reference(bench: Bench, tiny_base: Path) -> None:

@@ -1,4 +1,4 @@
-"""Loads of servers that are processes of their own: concurrent streams with and without a draft, in turns."""
+"""Load measurements of separate server processes: concurrent streams with and without a draft, alternating."""
 
 import random
 import threading
@@ -14,7 +14,7 @@ from speculoos.errors import BadInput, Cancelled
 from speculoos.loads import requests_at, stops_paying_at, undecided, verdict
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
-from tests.evaluation.test_served import QUESTIONS, TAU, Noting, Start, start  # noqa: F401
+from tests.evaluation.test_served import QUESTIONS, TAU, LogReporter, Start, start  # noqa: F401
 
 
 def most_at_once(endpoint: Endpoint) -> int:
@@ -26,17 +26,19 @@ def most_at_once(endpoint: Endpoint) -> int:
 def test_a_server_that_is_slower_with_its_draft_at_four_requests(start: Start, kind: str) -> None:  # noqa: F811
     endpoint, done = start(kind), []
 
-    class Counting(Noting):
+    class Counting(LogReporter):
         def progress(self, number: int, total: int | None, unit: str, note: str = "") -> None:
             done.append((number, total))
 
-    found = evaluate_served(endpoint, QUESTIONS, Counting(), ServedRequest(16), plain_model="plain", concurrency=[4, 1])
+    result = evaluate_served(
+        endpoint, QUESTIONS, Counting(), ServedRequest(16), plain_model="plain", concurrency=[4, 1]
+    )
     assert most_at_once(endpoint) >= 4
-    assert found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3), "the questions one after the other, as usual"
-    one, four = found["loads"]
+    assert result["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3), "the questions one after the other, as usual"
+    one, four = result["loads"]
     assert (one["concurrency"], four["concurrency"]) == (1, 4)
     assert one["speedup_interval"][0] > 1 and one["speedup"] == pytest.approx(3, abs=1)
-    assert four["speedup_interval"][1] < 1 and found["stops_paying_at"] == 4
+    assert four["speedup_interval"][1] < 1 and result["stops_paying_at"] == 4
     assert (one["drafted"]["requests"], four["drafted"]["requests"], four["plain"]["requests"]) == (4, 16, 16)
     for side in (one["drafted"], four["drafted"]):
         assert side["mean_accepted_length"] == pytest.approx(TAU, abs=0.01) and side["failed"] == 0
@@ -52,11 +54,11 @@ def test_a_server_that_is_slower_with_its_draft_at_four_requests(start: Start, k
 def test_a_server_of_its_own_without_the_draft_and_one_that_publishes_nothing(start: Start) -> None:  # noqa: F811
     drafted, other = start("silent"), start("llamacpp")
     plain = Endpoint("plain", other.url, "", "plain", retries=0)
-    found = evaluate_served(drafted, QUESTIONS, SilentReporter(), plain_endpoint=plain, concurrency=[2])
-    assert found["speedup"] > 1 and found["mean_accepted_length"] is None
-    (two,) = found["loads"]
+    result = evaluate_served(drafted, QUESTIONS, SilentReporter(), plain_endpoint=plain, concurrency=[2])
+    assert result["speedup"] > 1 and result["mean_accepted_length"] is None
+    (two,) = result["loads"]
     assert two["drafted"]["mean_accepted_length"] is None and two["drafted"]["acceptance_by_depth"] == []
-    assert two["speedup_interval"][0] > 1 and found["stops_paying_at"] is None
+    assert two["speedup_interval"][0] > 1 and result["stops_paying_at"] is None
     assert most_at_once(other) >= 2
     alone = evaluate_served(drafted, QUESTIONS, SilentReporter(), concurrency=[2])["loads"]
     assert alone[0]["plain"] is alone[0]["speedup"] is alone[0]["speedup_interval"] is None
@@ -64,26 +66,26 @@ def test_a_server_of_its_own_without_the_draft_and_one_that_publishes_nothing(st
 
 
 @pytest.mark.integration
-def test_a_load_that_the_server_refuses_is_said_and_the_others_are_kept(start: Start) -> None:  # noqa: F811
-    noting = Noting()
-    found = evaluate_served(start("vllm_each"), QUESTIONS, noting, plain_model="plain", concurrency=[1, 16])
-    one, sixteen = found["loads"]
+def test_a_load_that_the_server_refuses_is_reported_and_the_others_are_kept(start: Start) -> None:  # noqa: F811
+    reporter = LogReporter()
+    result = evaluate_served(start("vllm_each"), QUESTIONS, reporter, plain_model="plain", concurrency=[1, 16])
+    one, sixteen = result["loads"]
     assert one["drafted"]["failed"] == 0 and sixteen["drafted"]["failed"] > 0
-    assert any("At 16 concurrent requests" in line and "429 too many requests" in line for line in noting.lines)
+    assert any("At 16 concurrent requests" in line and "429 too many requests" in line for line in reporter.lines)
     assert sixteen["speedup"] is None or sixteen["drafted"]["requests"] > 0
 
 
 @pytest.mark.integration
 def test_broken_streams_are_failures(start: Start) -> None:  # noqa: F811
     rows = [*QUESTIONS, {"id": "c", "messages": [{"role": "user", "content": "fail late"}]}]
-    noting = Noting()
-    (two,) = evaluate_served(start("vllm_each"), rows, noting, concurrency=[2])["loads"]
+    reporter = LogReporter()
+    (two,) = evaluate_served(start("vllm_each"), rows, reporter, concurrency=[2])["loads"]
     assert two["drafted"]["failed"] >= 1 and two["drafted"]["requests"] + two["drafted"]["failed"] == 8
-    assert any("requests failed: out of memory" in line for line in noting.lines)
+    assert any("requests failed: out of memory" in line for line in reporter.lines)
 
 
 @pytest.mark.integration
-def test_a_stop_is_heard_within_a_load(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_stop_request_is_obeyed_during_a_load(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(load, "POLL_SECONDS", 0.01)
     endpoint = start("vllm")
 
@@ -97,37 +99,37 @@ def test_a_stop_is_heard_within_a_load(start: Start, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.integration
-def test_a_limit_on_requests_and_a_stopped_server_are_sentences(start: Start) -> None:  # noqa: F811
+def test_an_endpoint_with_a_limit_on_requests_is_refused(start: Start) -> None:  # noqa: F811
     endpoint = start("vllm")
     limited = Endpoint("limited", endpoint.url, "", "drafted", requests_per_minute=5)
     with pytest.raises(BadInput, match="limited has requests_per_minute"):
         evaluate_served(limited, QUESTIONS, SilentReporter(), concurrency=[2])
 
 
-def of(seconds: float) -> TimedAnswer:
+def timed_answer(seconds: float) -> TimedAnswer:
     return TimedAnswer(10, 0.1, seconds, seconds)
 
 
 def test_noise_of_whole_rounds_is_in_the_interval() -> None:
-    """With the draft 1.25 times as fast; in one round of four the machine was half as fast with the draft."""
+    """The draft makes it 1.25 times as fast; in one round of four the machine ran at half speed with the draft."""
     noise = random.Random(0)
     drafted, plain = LoadSide(None), LoadSide(None)
     for slow in (1, 1, 2, 1):
-        drafted.rounds.append([of(0.8 * slow * noise.uniform(0.98, 1.02)) for _ in range(8)])
-        plain.rounds.append([of(noise.uniform(0.98, 1.02)) for _ in range(8)])
+        drafted.rounds.append([timed_answer(0.8 * slow * noise.uniform(0.98, 1.02)) for _ in range(8)])
+        plain.rounds.append([timed_answer(noise.uniform(0.98, 1.02)) for _ in range(8)])
     value, (low, high) = load._speedup(drafted, plain)
     assert value == pytest.approx(1 / (0.8 * 1.25), abs=0.02) and low < 0.8 and high > 1.2
     drafted.rounds[2] = [None] * 8
     value, (low, high) = load._speedup(drafted, plain)
     assert 1.22 < low < value < high < 1.28, "failed requests are left out on both sides"
-    assert load._speedup(LoadSide(None, rounds=[[None]]), LoadSide(None, rounds=[[of(1)]])) == (None, None)
+    assert load._speedup(LoadSide(None, rounds=[[None]]), LoadSide(None, rounds=[[timed_answer(1)]])) == (None, None)
 
 
 def loads_of(*speedups: Any) -> list[dict[str, Any]]:
-    return [{"concurrency": 4**n, "speedup_interval": each} for n, each in enumerate(speedups)]
+    return [{"concurrency": 4**n, "speedup_interval": interval} for n, interval in enumerate(speedups)]
 
 
-def test_nothing_is_said_of_loads_that_were_not_tried() -> None:
+def test_there_is_no_verdict_on_loads_that_were_not_tried() -> None:
     assert stops_paying_at(loads_of([1.2, 1.3], [0.9, 1.1], [0.5, 0.9])) == 16
     assert stops_paying_at(loads_of([1.2, 1.3], [0.9, 1.1], None)) is None
     assert undecided(loads_of([1.2, 1.3], [0.9, 1.1], None)) == [4]
@@ -137,5 +139,5 @@ def test_nothing_is_said_of_loads_that_were_not_tried() -> None:
     assert [requests_at(load, 20) for load in (1, 4, 16)] == [20, 20, 64] and requests_at(1, 3) == 4
 
 
-def test_no_load_is_measured_of_no_load() -> None:
+def test_without_loads_nothing_is_measured() -> None:
     assert measure_loads(LoadSide(None), None, [], [], SilentReporter(), lambda done: None) == []

@@ -1,4 +1,4 @@
-"""Predictions from given costs by hand, what is measured on tiny bases, and files of another machine's figures."""
+"""Predictions checked by hand from given costs, measurements on tiny bases, and cost files of another machine."""
 
 import json
 from itertools import pairwise
@@ -34,40 +34,40 @@ COSTS = Costs(
 CURVES = AcceptanceCurves((0.6, 0.4), {1: {4: 1.7}, 2: {4: 1.8, 8: 2.1}}, verifications=50)
 
 
-def shape(made, name):
-    return next(row for row in made["shapes"] if row["name"] == name)
+def shape(table, name):
+    return next(row for row in table["shapes"] if row["name"] == name)
 
 
 def test_a_prediction_is_tokens_over_the_sum_of_a_step_s_parts():
     """Plain 11 ms a token. Chain 2: 1 + 0.6 + 0.4 tokens in 11 + 2 + 1 ms. For eight sequences each pass takes 8 rows,
     1 ms more than one row: 56 + 2 · 2 + 1 ms."""
-    made = throughput_table(COSTS, CURVES)
-    one = shape(made, "chain 2")["by_batch"]["1"]
+    table = throughput_table(COSTS, CURVES)
+    one = shape(table, "chain 2")["by_batch"]["1"]
     assert one["step_ms"] == 14.0 and one["draft_ms"] == 2.0
     assert one["tokens_per_second"] == pytest.approx(2000 / 14, abs=0.01)
     assert one["speedup"] == pytest.approx(2 * 11 / 14, abs=1e-3)
-    eight = shape(made, "chain 2")["by_batch"]["8"]
+    eight = shape(table, "chain 2")["by_batch"]["8"]
     assert eight["step_ms"] == pytest.approx(61.0)
     assert eight["tokens_per_second"] == pytest.approx(8 * 2000 / 61, abs=0.01)
 
 
 def test_of_trees_of_one_size_the_fastest_depth_is_taken_and_the_verdict_says_when_it_stops():
-    made = throughput_table(COSTS, CURVES)
-    assert [row["name"] for row in made["shapes"]] == ["chain 1", "chain 2", "tree of 4", "tree of 8"]
-    assert shape(made, "tree of 4")["depth"] == 1, "1.8 tokens in 16 ms are fewer than 1.7 in 14"
-    assert made["best"] == {"1": "chain 2", "8": "plain"} and made["stops_at"] == 8
+    table = throughput_table(COSTS, CURVES)
+    assert [row["name"] for row in table["shapes"]] == ["chain 1", "chain 2", "tree of 4", "tree of 8"]
+    assert shape(table, "tree of 4")["depth"] == 1, "1.8 tokens in 16 ms are fewer than 1.7 in 14"
+    assert table["best"] == {"1": "chain 2", "8": "plain"} and table["stops_at"] == 8
     assert (
-        "chain 2 is fastest, 1.57 × the baseline" in made["verdict"] and "From 8 parallel requests" in made["verdict"]
+        "chain 2 is fastest, 1.57 × the baseline" in table["verdict"] and "From 8 parallel requests" in table["verdict"]
     )
 
 
-def test_a_draft_that_never_pays_is_told_so():
-    made = throughput_table(COSTS, AcceptanceCurves((0.01,), verifications=9))
-    assert made["best"]["1"] == "plain" and "does not pay" in made["verdict"] and made["stops_at"] == 1
+def test_a_draft_that_never_pays_has_that_verdict():
+    table = throughput_table(COSTS, AcceptanceCurves((0.01,), verifications=9))
+    assert table["best"]["1"] == "plain" and "does not pay" in table["verdict"] and table["stops_at"] == 1
 
 
 def test_a_standalone_draft_breaks_even_where_its_speedup_is_one():
-    """Eight layers at 9 ms a token of a plain step of 11 ms: no acceptance pays."""
+    """Eight layers take 9 ms a token and a plain step 11 ms, so no acceptance rate pays."""
     two, eight = standalone(COSTS, 2), standalone(COSTS, 8)
     needed = two["needed_acceptance"]
     best = max(expected_chain(needed, d) * 11 / COSTS.standalone_step(2, d) for d in range(1, 6))
@@ -83,7 +83,7 @@ def test_figures_of_another_machine_go_to_a_file_and_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "word"),
+    ("data", "message"),
     [
         ([], "valid dictionary"),
         ({"target_ms": {"2": {"1": 1}}}, '"1"'),
@@ -102,22 +102,22 @@ def test_figures_of_another_machine_go_to_a_file_and_back(tmp_path):
         ({"target_ms": {"1": {"1": 1}}, "standalone_ms": {"0": {}}}, "standalone_ms"),
     ],
 )
-def test_a_file_without_figures_is_refused_by_its_key(tmp_path, data, word):
+def test_a_file_without_figures_is_refused_by_its_key(tmp_path, data, message):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(BadInput, match=word):
+    with pytest.raises(BadInput, match=message):
         read_costs(path)
 
 
-def test_traces_and_shares_tell_acceptance(tiny_base):
+def test_acceptance_comes_from_traces_and_from_rates(tiny_base):
     base = load_base(tiny_base)
     draft, target = draft_for(base, "draft"), fast_target(base, 256)
     drafter = make_drafter(target, draft, {"depth": 3})
     steps = list(generate(target, drafter, list(range(12)), GenerateConfig(max_tokens=60, eos_ids=frozenset())))
     curves = curves_of_trace(steps)
-    want = summarize(steps)
-    assert 1 + sum(curves.chain) == pytest.approx(want.mean_accepted_length)
-    assert 1 + sum(curves_of_rates(want.acceptance_by_depth).chain) == pytest.approx(want.mean_accepted_length)
+    expected = summarize(steps)
+    assert 1 + sum(curves.chain) == pytest.approx(expected.mean_accepted_length)
+    assert 1 + sum(curves_of_rates(expected.acceptance_by_depth).chain) == pytest.approx(expected.mean_accepted_length)
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "peagle", "dflash", "draft"])
@@ -125,23 +125,23 @@ def test_a_plan_of_every_method_predicts_chains_and_trees(tiny_base, method):
     base = load_base(tiny_base)
     draft = draft_for(base, method)
     rounds = 2 if method == "eagle3" else 1
-    made = plan(
+    result = plan(
         base, draft, built_in(2), SilentReporter(), options=PlanOptions((1, 3), (1, 2, 99), rounds, max_tokens=16)
     )
-    kinds = {row["kind"] for row in made["shapes"]}
+    kinds = {row["kind"] for row in result["shapes"]}
     assert "chain" in kinds and ("tree" in kinds or "eagle" not in method)
     assert method != "draft" or kinds == {"chain"}
-    assert set(made["plain"]["by_batch"]) == {"1", "3"}
-    assert [row["layers"] for row in made["standalone"]] == [1, 2], "only layers that the base has"
-    chains = [row for row in made["shapes"] if row["kind"] == "chain"]
+    assert set(result["plain"]["by_batch"]) == {"1", "3"}
+    assert [row["layers"] for row in result["standalone"]] == [1, 2], "only layers that the base has"
+    chains = [row for row in result["shapes"] if row["kind"] == "chain"]
     assert all(a["tau"] <= b["tau"] for a, b in pairwise(chains))
-    assert made["verdict"] and json.loads(json.dumps(made))["costs"]["target_ms"]["3"]
+    assert result["verdict"] and json.loads(json.dumps(result))["costs"]["target_ms"]["3"]
     target = Target(load_base(tiny_base), 128)
     fresh = draft_for(target.base, method)
-    for row in made["shapes"]:
-        tree = make_drafter(target, fresh, row["options"])
+    for row in result["shapes"]:
+        drafter = make_drafter(target, fresh, row["options"])
         prompt = prompts_of(target.base, built_in(1), 40)[0]
-        steps = list(generate(target, tree, prompt, GenerateConfig(max_tokens=6, eos_ids=frozenset())))
+        steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=6, eos_ids=frozenset())))
         largest = max(len(step.draft_record.tokens) for step in steps) + 1
         assert largest <= row["nodes"], "the options make the shape that was predicted"
         target.rewind(0)
@@ -149,9 +149,9 @@ def test_a_plan_of_every_method_predicts_chains_and_trees(tiny_base, method):
 
 def test_a_plan_can_be_made_from_another_machine_and_a_stored_trace(tiny_base):
     base = load_base(tiny_base)
-    made = plan(base, draft_for(base, "eagle3"), built_in(1), SilentReporter(), costs=COSTS, curves=CURVES)
-    assert made["machine"] == {"name": "paper"} and made["basis"] == "of another machine"
-    assert made["best"]["1"] == "chain 2"
+    result = plan(base, draft_for(base, "eagle3"), built_in(1), SilentReporter(), costs=COSTS, curves=CURVES)
+    assert result["machine"] == {"name": "paper"} and result["basis"] == "of another machine"
+    assert result["best"]["1"] == "chain 2"
 
 
 def test_a_plan_stops_when_asked(tiny_base):
@@ -201,17 +201,17 @@ def test_measuring_leaves_the_text_as_it_was(tiny_base):
 
 
 def test_a_batch_computes_what_each_sequence_alone_does(tiny_base):
-    """What is timed is real work: the same best tokens as one sequence gets."""
+    """The timed work is real: it gives the same best tokens as a single sequence."""
     base = load_base(tiny_base)
     target = fast_target(base, 128)
     text = list(range(20))
     target.prefill(text)
     alone = target.forward_tree(DraftTree.chain(text[:3]), argmax_only=True).best.tolist()
-    many, kept = RepeatedBatch(base, text, 2, 3), []
+    many, outputs = RepeatedBatch(base, text, 2, 3), []
     forward = many.forward
-    many.forward = lambda *given: kept.append(forward(*given)) or kept[-1]
+    many.forward = lambda *arguments: outputs.append(forward(*arguments)) or outputs[-1]
     many.milliseconds(2, 3)
-    assert kept[-1].best.tolist() == alone * 2
+    assert outputs[-1].best.tolist() == alone * 2
 
 
 def test_a_shape_without_drafting_costs_nothing_to_draft():

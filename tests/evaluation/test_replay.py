@@ -1,4 +1,4 @@
-"""Replaying recorded outputs gives what running gave, step for step; and the forms that recordings come in."""
+"""Replaying recorded outputs gives the same steps as running the draft; and the formats of recordings."""
 
 import json
 
@@ -69,20 +69,20 @@ def draft_for(base, method: str):
 
 
 @pytest.fixture(scope="module")
-def said(tiny_base, tmp_path_factory):
+def recordings(tiny_base, tmp_path_factory):
     """The tiny base's answers to QUESTIONS."""
-    path = tmp_path_factory.mktemp("recorded") / "said.jsonl"
-    assert record(load_base(tiny_base), 40, QUESTIONS, path) == 2
-    return path
+    file = tmp_path_factory.mktemp("recorded") / "said.jsonl"
+    assert record(load_base(tiny_base), 40, QUESTIONS, file) == 2
+    return file
 
 
 def facts(steps):
-    """Everything of steps but their times."""
+    """All fields of the steps except their times."""
     return [(s.index, s.kind, s.tokens, s.draft_record, s.accepted, s.counted, s.finish) for s in steps]
 
 
 @pytest.mark.parametrize(("method", "options"), [*SHAPES.values()], ids=[*SHAPES])
-def test_a_replay_is_step_for_step_what_running_was(said, tiny_base, method, options):
+def test_a_replay_is_step_for_step_what_running_was(recordings, tiny_base, method, options):
     base = load_base(tiny_base)
     draft = draft_for(base, method)
     target = fast_target(base, 512)
@@ -93,28 +93,28 @@ def test_a_replay_is_step_for_step_what_running_was(said, tiny_base, method, opt
         prompt = render(base.tokenizer, row["messages"])
         ran.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=40))))
     opened = open_with_base(base, draft, options)
-    done = replay(read_recordings(said), opened.target, opened.new_drafter, SilentReporter())
-    assert [facts(row.steps) for row in done.rows] == [facts(steps) for steps in ran]
-    found = replay_metrics(done, base.tokenizer)
+    replayed = replay(read_recordings(recordings), opened.target, opened.new_drafter, SilentReporter())
+    assert [facts(row.steps) for row in replayed.rows] == [facts(steps) for steps in ran]
+    metrics = replay_metrics(replayed, base.tokenizer)
     parts = breakdown(ran, token_text_reader(base.tokenizer))
-    assert {key: found[key] for key in parts} == parts, "where it does well is told of a replay as of an evaluation"
-    worst = found["per_prompt"]
+    assert {key: metrics[key] for key in parts} == parts, "where it does well is told of a replay as of an evaluation"
+    worst = metrics["per_prompt"]
     assert sorted(row["id"] for row in worst) == ["q0", "q1"] and worst[0]["tau"] <= worst[1]["tau"]
     assert {row["id"]: row["messages"] for row in worst} == {row["id"]: row["messages"] for row in QUESTIONS}
-    want = summarize(step for steps in ran for step in steps)
-    assert found["mean_accepted_length"] == round(want.mean_accepted_length, 4)
-    assert found["mean_accepted_length_interval"][0] <= want.mean_accepted_length
+    expected = summarize(step for steps in ran for step in steps)
+    assert metrics["mean_accepted_length"] == round(expected.mean_accepted_length, 4)
+    assert metrics["mean_accepted_length_interval"][0] <= expected.mean_accepted_length
 
 
 @pytest.mark.parametrize("options", [{"depth": 3}, {"tree": [[0, 0], [1]]}], ids=["chain", "tree"])
-def test_a_small_model_is_judged_without_its_target(said, tiny_base, options):
+def test_a_small_model_is_judged_without_its_target(recordings, tiny_base, options):
     base = load_base(tiny_base)
     draft = StandaloneDraft(load_base(tiny_base).model)
     forced = open_with_base(base, draft, options)
     alone = open_small_model(tiny_base, options)
     steps = [
-        facts(replay(read_recordings(said), one.target, one.new_drafter, SilentReporter()).steps)
-        for one in (forced, alone)
+        facts(replay(read_recordings(recordings), opened.target, opened.new_drafter, SilentReporter()).steps)
+        for opened in (forced, alone)
     ]
     assert steps[0] == steps[1]
     assert any(len(accepted) > 1 for *_, accepted, _, _ in steps[1]), "a draft that is the base itself is always right"
@@ -124,12 +124,12 @@ def test_prompt_lookup_needs_a_tokenizer_alone(tiny_base):
     opened = open_prompt_lookup(tiny_base, {})
     ids = [5, 6, 7, 8] * 8
     row = Recording("a", [], prompt_ids=[1, 2, 3], token_ids=ids)
-    done = replay([row], opened.target, opened.new_drafter, SilentReporter())
-    assert summarize(done.steps).mean_accepted_length > 3
-    assert [token.id for step in done.steps for token in step.tokens] == ids
+    replayed = replay([row], opened.target, opened.new_drafter, SilentReporter())
+    assert summarize(replayed.steps).mean_accepted_length > 3
+    assert [token.id for step in replayed.steps for token in step.tokens] == ids
 
 
-def test_forms_that_people_have(tmp_path):
+def test_formats_of_recordings(tmp_path):
     lines = [
         {"prompt": "a?", "output": "b"},
         {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}], "finish": "stop"},
@@ -152,17 +152,17 @@ def test_forms_that_people_have(tmp_path):
 
 
 def test_texts_become_tokens_as_the_base_sees_them(tiny_base):
-    """A chat goes through the template and ends with its end token; a raw prompt is gone on with."""
+    """A chat goes through the template and ends with its end token; a raw prompt is continued."""
     tokenizer = load_base(tiny_base).tokenizer
     eos = frozenset({tokenizer.eos_token_id})
-    asked = [{"role": "user", "content": "a fox"}]
-    said = tokenizer("the lazy dog", add_special_tokens=False)["input_ids"]
-    assert ids_of(Recording("a", asked, "the lazy dog", finish="stop"), tokenizer, eos) == (
-        render(tokenizer, asked),
-        [*said, tokenizer.eos_token_id],
+    messages = [{"role": "user", "content": "a fox"}]
+    answer_ids = tokenizer("the lazy dog", add_special_tokens=False)["input_ids"]
+    assert ids_of(Recording("a", messages, "the lazy dog", finish="stop"), tokenizer, eos) == (
+        render(tokenizer, messages),
+        [*answer_ids, tokenizer.eos_token_id],
     )
-    assert ids_of(Recording("a", asked, "the lazy dog"), tokenizer, eos)[1] == said
-    prompt, output = ids_of(Recording("a", asked, " jumps", raw=True), tokenizer, eos)
+    assert ids_of(Recording("a", messages, "the lazy dog"), tokenizer, eos)[1] == answer_ids
+    prompt, output = ids_of(Recording("a", messages, " jumps", raw=True), tokenizer, eos)
     assert [*prompt, *output] == tokenizer("a fox jumps")["input_ids"]
 
 
@@ -170,21 +170,21 @@ def test_a_recording_of_another_tokenizer_is_left_out_with_the_reason(tiny_base)
     opened = open_small_model(tiny_base, {})
     good = Recording("good", [], prompt_ids=[1, 2], token_ids=[3, 4])
     bad = Recording("bad", [], prompt_ids=[1, 2], token_ids=[3, 10**6])
-    done = replay([bad, good], opened.target, opened.new_drafter, SilentReporter())
-    assert done.skipped[0][0] == "bad" and "another model family" in done.skipped[0][1]
+    replayed = replay([bad, good], opened.target, opened.new_drafter, SilentReporter())
+    assert replayed.skipped[0][0] == "bad" and "another model family" in replayed.skipped[0][1]
 
 
-def test_a_given_machine_tells_the_speed(tiny_base):
+def test_the_speed_is_projected_from_given_costs(tiny_base):
     """Every draft is right: 3 tokens a step of 2 + 2 · 0.5 + 1 ms, against 1 + 1 ms for one plain token."""
     opened = open_prompt_lookup(tiny_base, {"depth": 2})
-    done = replay(
+    replayed = replay(
         [Recording("a", [], prompt_ids=[5, 6, 7] * 3, token_ids=[5, 6, 7] * 4)],
         opened.target,
         opened.new_drafter,
         SilentReporter(),
     )
     costs = Costs({1: {1: 1.0, 3: 2.0}}, {"chain": {1: 0.5, 2: 1.0}}, other=1.0)
-    _, speed = project_times(done, costs)
+    _, speed = project_times(replayed, costs)
     assert speed["projected_step_ms"] == pytest.approx(4.0)
     assert speed["projected_speedup"] == pytest.approx(3 * 2.0 / 4.0)
 
@@ -197,17 +197,17 @@ def starter(tmp_path_factory):
     base = load_base(starter_path())
     head = load_draft(PROJECT_ROOT / "models" / "starter_head", base)
     questions = [{**row, "messages": row["messages"][:1]} for row in built_in(1)]
-    said = tmp_path_factory.mktemp("starter") / "said.jsonl"
-    record(base, 16, questions, said)
-    return base, head, questions, said
+    recordings = tmp_path_factory.mktemp("starter") / "said.jsonl"
+    record(base, 16, questions, recordings)
+    return base, head, questions, recordings
 
 
 @pytest.mark.real
 @pytest.mark.timeout(900)
 def test_the_starter_s_outputs_replay_with_the_starter_s_head(starter):
-    """Must show of the lab: the same τ as running it, exactly, in greedy float32."""
+    """Replaying gives exactly the same τ as running the draft, in greedy float32."""
     options = {"depth": 3, "top_k": 4, "nodes": 8}
-    base, draft, questions, said = starter
+    base, draft, questions, recordings = starter
     target = fast_target(base, 512)
     drafter = make_drafter(target, draft, options)
     ran = []
@@ -216,6 +216,6 @@ def test_the_starter_s_outputs_replay_with_the_starter_s_head(starter):
         prompt = render(base.tokenizer, row["messages"])
         ran += list(generate(target, drafter, prompt, GenerateConfig(max_tokens=16)))
     opened = open_with_base(base, draft, options)
-    done = replay(read_recordings(said), opened.target, opened.new_drafter, SilentReporter())
-    assert facts(done.steps) == facts(ran)
-    assert summarize(done.steps).mean_accepted_length == summarize(ran).mean_accepted_length > 1.2
+    replayed = replay(read_recordings(recordings), opened.target, opened.new_drafter, SilentReporter())
+    assert facts(replayed.steps) == facts(ran)
+    assert summarize(replayed.steps).mean_accepted_length == summarize(ran).mean_accepted_length > 1.2

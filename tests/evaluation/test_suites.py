@@ -1,4 +1,4 @@
-"""Suites from the files people have: read whole and strictly, and refused with file, line and field."""
+"""Import of suites from their published files: read strictly, or refused with file, line and field."""
 
 import gzip
 import json
@@ -29,18 +29,18 @@ HUMANEVAL = {
 GSM8K = {"question": "One and one?", "answer": "1 + 1 = 2\n#### 2"}
 
 
-def written(path: Path, *records: Any) -> Path:
+def write_records(path: Path, *records: Any) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
-def imported(path: Path, suite: str, **more: Any) -> list[dict[str, Any]]:
-    import_suite(path, path.parent / "out", SilentReporter(), suite, **more)
+def import_rows(path: Path, suite: str, **options: Any) -> list[dict[str, Any]]:
+    import_suite(path, path.parent / "out", SilentReporter(), suite, **options)
     return list(read_rows(path.parent / "out"))
 
 
 def test_mt_bench_keeps_turns_and_categories(tmp_path: Path) -> None:
-    (row,) = imported(written(tmp_path / "question.jsonl", MT_BENCH), "mt_bench")
+    (row,) = import_rows(write_records(tmp_path / "question.jsonl", MT_BENCH), "mt_bench")
     assert turns(row) == ("", MT_BENCH["turns"]) and row["category"] == "writing"
     assert row["source"]["question_id"] == 81
     assert read_summary(tmp_path / "out")["suite"] == "mt_bench"
@@ -49,22 +49,22 @@ def test_mt_bench_keeps_turns_and_categories(tmp_path: Path) -> None:
 def test_humaneval_is_read_packed_as_it_is_published(tmp_path: Path) -> None:
     path = tmp_path / "HumanEval.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode() + b"\n"))
-    (row,) = imported(path, "humaneval")
+    (row,) = import_rows(path, "humaneval")
     assert HUMANEVAL["prompt"].strip() in turns(row)[1][0] and row["category"] == "code"
     assert row["reference"] == [HUMANEVAL["canonical_solution"]] and row["source"]["task_id"] == "HumanEval/0"
 
 
 def test_gsm8k_is_read_from_its_own_file_and_from_the_hubs(tmp_path: Path) -> None:
-    (row,) = imported(written(tmp_path / "test.jsonl", GSM8K), "gsm8k")
+    (row,) = import_rows(write_records(tmp_path / "test.jsonl", GSM8K), "gsm8k")
     assert (turns(row)[1], row["category"], row["reference"]) == (["One and one?"], "math", [GSM8K["answer"]])
     table = pyarrow.Table.from_pylist([GSM8K])
     pyarrow.parquet.write_table(table, tmp_path / "test-00000-of-00001.parquet")
-    assert imported(tmp_path / "test-00000-of-00001.parquet", "gsm8k") == [row]
+    assert import_rows(tmp_path / "test-00000-of-00001.parquet", "gsm8k") == [row]
 
 
 def test_spec_bench_has_its_six_tasks_as_categories(tmp_path: Path) -> None:
-    asked = [{"question_id": n, "category": name, "turns": [f"q {n}"]} for n, name in enumerate(TASKS)]
-    rows = imported(written(tmp_path / "question.jsonl", *asked), "spec_bench")
+    questions = [{"question_id": n, "category": name, "turns": [f"q {n}"]} for n, name in enumerate(TASKS)]
+    rows = import_rows(write_records(tmp_path / "question.jsonl", *questions), "spec_bench")
     assert len({row["category"] for row in rows}) == 6 and len(rows) == len(TASKS)
     assert rows[0]["category"] == "multi-turn conversation"
 
@@ -76,17 +76,17 @@ def speed_bench(category: str, number: int = 0, **changes: Any) -> dict[str, Any
 
 
 def test_speed_bench_is_read_as_its_script_prepares_it(tmp_path: Path) -> None:
-    asked = [speed_bench(category, n) for n in range(2) for category in QUALITATIVE]
-    rows = imported(written(tmp_path / "qualitative.jsonl", *asked), "speed_bench")
+    questions = [speed_bench(category, n) for n in range(2) for category in QUALITATIVE]
+    rows = import_rows(write_records(tmp_path / "qualitative.jsonl", *questions), "speed_bench")
     assert {row["category"] for row in rows} == {*QUALITATIVE} and len(QUALITATIVE) == 11 and len(rows) == 22
     assert rows[0]["source"]["question_id"] == "q0" and turns(rows[0])[1] == ["coding 0"]
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     other = [speed_bench(category, turns=None, messages=messages) for category in ENTROPY]
-    rows = imported(written(tmp_path / "throughput_2k.jsonl", *other), "speed_bench_2k")
+    rows = import_rows(write_records(tmp_path / "throughput_2k.jsonl", *other), "speed_bench_2k")
     assert turns(rows[0])[1] == ["a", "b"] and read_summary(tmp_path / "out")["suite"] == "speed_bench_2k"
     table = pyarrow.Table.from_pylist([speed_bench(category) for category in ENTROPY])
     pyarrow.parquet.write_table(table, tmp_path / "test.parquet")
-    assert len(imported(tmp_path / "test.parquet", "speed_bench_32k")) == 3
+    assert len(import_rows(tmp_path / "test.parquet", "speed_bench_32k")) == 3
 
 
 @pytest.mark.parametrize(
@@ -110,35 +110,35 @@ def test_speed_bench_is_read_as_its_script_prepares_it(tmp_path: Path) -> None:
     ],
 )
 def test_other_files_are_not_speed_bench(tmp_path: Path, suite: str, changes: dict[str, Any], reason: str) -> None:
-    path = written(tmp_path / "f.jsonl", {**speed_bench("coding"), **changes})
-    with pytest.raises(BadInput, match=rf"^f\.jsonl, line 1: {reason}") as refused:
-        imported(path, suite)
-    assert SUITES[suite].form in refused.value.hint
+    path = write_records(tmp_path / "f.jsonl", {**speed_bench("coding"), **changes})
+    with pytest.raises(BadInput, match=rf"^f\.jsonl, line 1: {reason}") as error:
+        import_rows(path, suite)
+    assert SUITES[suite].form in error.value.hint
 
 
 def test_speed_bench_is_complete_and_its_splits_are_not_mixed_up(tmp_path: Path) -> None:
-    path = written(tmp_path / "f.jsonl", *(speed_bench(category) for category in QUALITATIVE[:-2]))
+    path = write_records(tmp_path / "f.jsonl", *(speed_bench(category) for category in QUALITATIVE[:-2]))
     with pytest.raises(BadInput, match=r"f\.jsonl: it has no question of summarization, writing; a suite must be"):
-        imported(path, "speed_bench")
-    assert len(imported(path, "speed_bench", limit=3)) == 3
+        import_rows(path, "speed_bench")
+    assert len(import_rows(path, "speed_bench", limit=3)) == 3
     for name, suite, other in (
         ("throughput_16k.jsonl", "speed_bench_1k", "speed_bench_16k"),
         ("qualitative.parquet", "speed_bench_1k", "speed_bench"),
         ("speed_throughput_2k.jsonl", "speed_bench", "speed_bench_2k"),
     ):
         with pytest.raises(BadInput, match=f"by its name it is of the suite {other}, not {suite}"):
-            imported(written(tmp_path / name, speed_bench("mixed")), suite)
+            import_rows(write_records(tmp_path / name, speed_bench("mixed")), suite)
 
 
 def test_licences_are_named(tmp_path: Path) -> None:
-    class Noting(SilentReporter):
+    class LogReporter(SilentReporter):
         def log(self, message: str, level: str = "info") -> None:
-            said.append(message)
+            messages.append(message)
 
-    said: list[str] = []
-    asked = [speed_bench(category) for category in ENTROPY]
-    import_suite(written(tmp_path / "x.jsonl", *asked), tmp_path / "out", Noting(), "speed_bench_1k")
-    assert said == ["SPEED-Bench 1k has the license “NVIDIA Evaluation Dataset License”."]
+    messages: list[str] = []
+    questions = [speed_bench(category) for category in ENTROPY]
+    import_suite(write_records(tmp_path / "x.jsonl", *questions), tmp_path / "out", LogReporter(), "speed_bench_1k")
+    assert messages == ["SPEED-Bench 1k has the license “NVIDIA Evaluation Dataset License”."]
     assert SUITES["humaneval"].licence == "MIT" and SUITES["speed_bench"].hub is None
 
 
@@ -150,7 +150,7 @@ def test_humaneval_is_found_in_its_installed_package(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     assert suites.installed_file("humaneval") is None
     (package / "data" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode() + b"\n"))
-    assert (file := suites.installed_file("humaneval")) and len(imported(file, "humaneval")) == 1
+    assert (file := suites.installed_file("humaneval")) and len(import_rows(file, "humaneval")) == 1
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_humaneval_is_found_in_its_installed_package(tmp_path: Path, monkeypatch
 )
 def test_another_form_is_refused_with_file_line_and_field(tmp_path: Path, suite: str, record: Any, reason: str) -> None:
     good = {"mt_bench": MT_BENCH, "humaneval": HUMANEVAL, "gsm8k": GSM8K, "spec_bench": MT_BENCH}[suite]
-    path = written(tmp_path / "their file.jsonl", good, record)
-    with pytest.raises(BadInput, match=rf"^their file\.jsonl, line 2: {reason}") as refused:
-        imported(path, suite)
-    assert SUITES[suite].form in refused.value.hint
+    path = write_records(tmp_path / "their file.jsonl", good, record)
+    with pytest.raises(BadInput, match=rf"^their file\.jsonl, line 2: {reason}") as error:
+        import_rows(path, suite)
+    assert SUITES[suite].form in error.value.hint
     assert not (tmp_path / "out").exists(), "nothing is left of a refused suite"
 
 
@@ -182,28 +182,28 @@ def test_a_broken_line_ends_the_import(tmp_path: Path) -> None:
     path = tmp_path / "question.jsonl"
     path.write_text(json.dumps(MT_BENCH) + "\n{\n")
     with pytest.raises(BadInput, match=r"question\.jsonl, line 2: broken JSON"):
-        imported(path, "mt_bench")
+        import_rows(path, "mt_bench")
 
 
 def test_what_is_packed_is_bounded_and_must_be_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, packed = tmp_path / "HumanEval.jsonl.gz", gzip.compress(json.dumps(HUMANEVAL).encode() * 9)
     path.write_bytes(packed[:-9])
     with pytest.raises(BadInput, match=r"its packing \(gzip\) is damaged"):
-        imported(path, "humaneval")
+        import_rows(path, "humaneval")
     monkeypatch.setattr(suites, "MAX_DECOMPRESSED", 100)
     path.write_bytes(packed)
     with pytest.raises(BadInput, match="unpacks to more than"):
-        imported(path, "humaneval")
+        import_rows(path, "humaneval")
 
 
 def test_a_name_that_is_no_suites_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="There is no suite 'alpaca'; known are mt_bench, humaneval"):
-        imported(written(tmp_path / "x.jsonl", MT_BENCH), "alpaca")
+        import_rows(write_records(tmp_path / "x.jsonl", MT_BENCH), "alpaca")
 
 
 def test_a_limit_takes_of_every_category_in_turn(tmp_path: Path) -> None:
-    asked = [{**MT_BENCH, "question_id": n, "category": "ab"[n // 4]} for n in range(8)]
-    imported(written(tmp_path / "question.jsonl", *asked), "mt_bench")
+    questions = [{**MT_BENCH, "question_id": n, "category": "ab"[n // 4]} for n in range(8)]
+    import_rows(write_records(tmp_path / "question.jsonl", *questions), "mt_bench")
     chosen = read_questions(tmp_path / "out", 3)
     assert [row["source"]["question_id"] for row in chosen] == [0, 1, 4]
     assert len(read_questions(tmp_path / "out")) == 8

@@ -1,4 +1,4 @@
-"""A tuned tree comes from what a draft got right here, is kept with its checkpoint, and is what it drafts with."""
+"""A tree is tuned from what a draft got right on this machine, stored with its checkpoint and used for drafting."""
 
 import json
 

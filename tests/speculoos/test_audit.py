@@ -1,4 +1,4 @@
-"""`make audit` says what was looked up: an audit of nothing is no good news."""
+"""`make audit` reports what was looked up; an audit that looked nothing up is no success."""
 
 from pathlib import Path
 
@@ -16,24 +16,24 @@ FAULTY = {
 
 
 def test_no_known_fault() -> None:
-    status, said = audit.verdict(audit.read({"dependencies": [FINE, SKIPPED]}))
-    assert status == 0 and said[-1] == "No known vulnerability." and "torch" in said[1]
+    status, lines = audit.verdict(audit.read({"dependencies": [FINE, SKIPPED]}))
+    assert status == 0 and lines[-1] == "No known vulnerability." and "torch" in lines[1]
 
 
 def test_a_known_fault_is_named_with_its_cure() -> None:
-    status, said = audit.verdict(audit.read({"dependencies": [FINE, FAULTY]}))
-    assert status == 1 and said[-1] == "  pillow 1.0: PYSEC-1, CVE-2026-1 (fixed in: 1.1)"
+    status, lines = audit.verdict(audit.read({"dependencies": [FINE, FAULTY]}))
+    assert status == 1 and lines[-1] == "  pillow 1.0: PYSEC-1, CVE-2026-1 (fixed in: 1.1)"
 
 
-def test_a_mirror_without_advisories_is_no_good_news() -> None:
-    """pip-audit itself says `No known vulnerabilities found` here, and ends with 0."""
-    status, said = audit.verdict(audit.read({"dependencies": [SKIPPED, {**SKIPPED, "name": "httpx"}]}))
-    assert status == 2 and "cannot be reached" in said[0]
+def test_a_mirror_without_advisories_is_no_success() -> None:
+    """pip-audit itself prints `No known vulnerabilities found` here and exits with 0."""
+    status, lines = audit.verdict(audit.read({"dependencies": [SKIPPED, {**SKIPPED, "name": "httpx"}]}))
+    assert status == 2 and "cannot be reached" in lines[0]
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("script", ["exit 1", "echo no JSON", "echo '{}' >&2; exit 3"])
-def test_a_pip_audit_that_breaks_off_brings_nothing(script: str, tmp_path: Path) -> None:
+def test_a_pip_audit_that_fails_gives_no_report(script: str, tmp_path: Path) -> None:
     broken = tmp_path / "pip-audit"
     broken.write_text(f"#!/bin/sh\n{script}\n")
     broken.chmod(0o755)
@@ -41,6 +41,6 @@ def test_a_pip_audit_that_breaks_off_brings_nothing(script: str, tmp_path: Path)
 
 
 @pytest.mark.integration
-def test_an_audit_that_brings_nothing_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_without_a_report_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main(str(tmp_path / "none")) == 2
     assert audit.UNREACHED in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The container stack: what may be set is explained, and one variable moves it to another port."""
+"""The container stack: published ports and addresses, the vLLM services, and the variables of every service."""
 
 import re
 import shutil
@@ -27,16 +27,16 @@ def variables() -> dict[str, str]:
     return dict(VARIABLE.findall(COMPOSE))
 
 
-def filled(text: str, **given: str) -> str:
+def filled(text: str, **environment: str) -> str:
     """`text` as compose reads it with these variables set."""
-    return VARIABLE.sub(lambda match: given.get(match[1], match[2]), text)
+    return VARIABLE.sub(lambda match: environment.get(match[1], match[2]), text)
 
 
-def service(name: str, file: str = FILES[0], **given: str) -> dict:
-    return yaml.safe_load(filled((CLONE / file).read_text(), **given))["services"][name]
+def service(name: str, file: str = FILES[0], **environment: str) -> dict:
+    return yaml.safe_load(filled((CLONE / file).read_text(), **environment))["services"][name]
 
 
-def test_only_loopback_is_published_unless_told_otherwise() -> None:
+def test_only_loopback_is_published_by_default() -> None:
     assert service("web")["ports"] == ["127.0.0.1:7860:7860"]
     assert service("inference")["ports"] == ["127.0.0.1:7861:7861"]
 
@@ -52,18 +52,18 @@ def status(hosts: tuple[str, ...], port: int, host: str) -> int:
 
 @pytest.mark.parametrize("name, port", [("web", 7860), ("inference", 7861)])
 def test_another_published_port_or_address_is_served(name: str, port: int) -> None:
-    """What compose gives the container is what its settings and its guard go by."""
-    given = {
+    """The container's settings and its request guard follow the variables that compose passes."""
+    overrides = {
         "SPECULOOS_PUBLISH_PORT": "9000",
         "SPECULOOS_PUBLISH_INFERENCE_PORT": "9001",
         "SPECULOOS_PUBLISH_ADDRESS": "192.168.7.5",
         "SPECULOOS_ALLOWED_HOSTS": "box.lan",
     }
-    made = service(name, **given)
+    definition = service(name, **overrides)
     published = {"web": "9000", "inference": "9001"}[name]
-    assert made["ports"] == [f"192.168.7.5:{published}:{port}"]
-    given = {key: value for key, value in made["environment"].items() if value is not None}
-    environment = {key: str(value) for key, value in given.items() if not key.endswith("_FILE")}
+    assert definition["ports"] == [f"192.168.7.5:{published}:{port}"]
+    passed = {key: value for key, value in definition["environment"].items() if value is not None}
+    environment = {key: str(value) for key, value in passed.items() if not key.endswith("_FILE")}
     settings = load(environment)
     hosts = settings.page_hosts if name == "web" else settings.inference_hosts
     for host in (f"192.168.7.5:{published}", f"127.0.0.1:{published}", f"localhost:{published}", "box.lan:1234"):
@@ -87,20 +87,20 @@ def test_a_home_on_every_address_names_no_host() -> None:
 
 
 def test_vllm_serves_one_model_and_only_inside_the_stack() -> None:
-    given = {"VLLM_MODEL": "owner/name", "VLLM_GPUS": "4", "VLLM_IMAGE": "vllm/vllm-openai:v1"}
+    overrides = {"VLLM_MODEL": "owner/name", "VLLM_GPUS": "4", "VLLM_IMAGE": "vllm/vllm-openai:v1"}
     for name in ("vllm", "vllm-states"):
-        made = service(name, FILES[2], **given)
-        assert made["image"] == "vllm/vllm-openai:v1" and "vllm serve" in " ".join(made["entrypoint"])
-        assert made["command"][0] == "owner/name" and "--tensor-parallel-size=4" in made["command"]
-        (device,) = made["deploy"]["resources"]["reservations"]["devices"]
+        definition = service(name, FILES[2], **overrides)
+        assert definition["image"] == "vllm/vllm-openai:v1" and "vllm serve" in " ".join(definition["entrypoint"])
+        assert definition["command"][0] == "owner/name" and "--tensor-parallel-size=4" in definition["command"]
+        (device,) = definition["deploy"]["resources"]["reservations"]["devices"]
         assert device["count"] == "4" and device["driver"] == "nvidia"
-        assert "ports" not in made, "its protocol asks nobody for a password"
+        assert "ports" not in definition, "its protocol asks nobody for a password"
     assert service("vllm-states", FILES[2])["profiles"] == ["states"] and "profiles" not in service("vllm", FILES[2])
 
 
 def has_compose() -> bool:
-    found = shutil.which("docker")
-    return bool(found) and subprocess.run([found, "compose", "version"], capture_output=True).returncode == 0
+    docker = shutil.which("docker")
+    return bool(docker) and subprocess.run([docker, "compose", "version"], capture_output=True).returncode == 0
 
 
 def test_every_service_of_ours_knows_the_store_and_its_keys() -> None:

@@ -1,4 +1,4 @@
-"""The documentation says what the program does: every setting, every command, every room, every path it names."""
+"""The documentation matches the program: every setting, every command, every link and every path it names."""
 
 import inspect
 import re
@@ -27,9 +27,9 @@ def settings_read() -> set[str]:
 
 
 def test_every_setting_is_in_the_documentation() -> None:
-    wanted = settings_read() | {f"SPECULOOS_{f.name.upper()}" for f in fields(JobTiming)}
-    assert len(wanted) > 15
-    missing = {name for name in wanted if f"`{name}`" not in SETTINGS_PAGE}
+    names = settings_read() | {f"SPECULOOS_{f.name.upper()}" for f in fields(JobTiming)}
+    assert len(names) > 15
+    missing = {name for name in names if f"`{name}`" not in SETTINGS_PAGE}
     assert not missing
 
 
@@ -50,13 +50,13 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
 
 
 def test_the_readme_names_only_commands_that_exist() -> None:
-    known = {name for name, _ in cli_docs.commands(cli_docs.typer.main.get_command(cli_docs.app))}
-    groups = {" ".join(name.split()[:n]) for name in known for n in (2, 3)}
+    commands = {name for name, _ in cli_docs.commands(cli_docs.typer.main.get_command(cli_docs.app))}
+    groups = {" ".join(name.split()[:n]) for name in commands for n in (2, 3)}
     text = (CLONE / "README.md").read_text()
     used = re.findall(r"^\s*(?:\.venv/bin/)?(speculoos [a-z]+(?: [a-z]+)?)", text, re.MULTILINE)
     assert used
-    for words in used:
-        assert words in groups or " ".join(words.split()[:2]) in known, words
+    for command in used:
+        assert command in groups or " ".join(command.split()[:2]) in commands, command
 
 
 TRAIN_FORM = "From the Train form to the job's row"
@@ -75,7 +75,7 @@ def test_every_line_of_the_readers_path_is_there(file: str, name: str) -> None:
         assert re.search(rf"^export .*\b{name}\b", text, re.MULTILINE)
         assert name != "TokenStream" or "sp-${origin}" in text
         return
-    module = found = import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    module = value = import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     for part in name.split("."):
-        found = getattr(found, part)
-    assert callable(found) and inspect.unwrap(found).__module__ == module.__name__  # Celery's tasks are wrapped
+        value = getattr(value, part)
+    assert callable(value) and inspect.unwrap(value).__module__ == module.__name__  # Celery's tasks are wrapped

@@ -1,4 +1,4 @@
-"""Errors of the machine, as libraries really raise them."""
+"""Out-of-memory and full-disk errors as libraries really raise them."""
 
 import errno
 import os
@@ -20,9 +20,11 @@ def raised(function) -> Exception:
     pytest.fail("nothing was raised")
 
 
-@pytest.mark.parametrize("ask", [lambda: bytearray(1 << 62), lambda: torch.empty(1 << 60)], ids=["python", "torch"])
-def test_no_memory_is_recognized(ask) -> None:
-    error = raised(ask)
+@pytest.mark.parametrize(
+    "allocate", [lambda: bytearray(1 << 62), lambda: torch.empty(1 << 60)], ids=["python", "torch"]
+)
+def test_no_memory_is_recognized(allocate) -> None:
+    error = raised(allocate)
     assert out_of_memory(error) and not disk_full(error)
 
 
@@ -57,7 +59,7 @@ def test_a_full_disk_and_a_quota_are_recognized() -> None:
         "CUDA out of memory. Tried to allocate 20.00 MiB",
     ],
 )
-def test_last_words_about_memory_are_understood(text: str) -> None:
+def test_messages_about_memory_are_recognized(text: str) -> None:
     assert mentions_no_memory(text) and out_of_memory(RuntimeError(text))
 
 

@@ -1,4 +1,4 @@
-"""Foreign work in a child: ended by time, memory or a crash whatever it is at, and the next call works at once."""
+"""Work in a limited child process: it ends at its time or memory limit or by a crash, and the next call works."""
 
 import os
 import signal
@@ -24,8 +24,8 @@ ENDLESS = ("re:match", "(a+)+$", "a" * 64 + "b")
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[LimitedChild]:
-    with LimitedChild(MEMORY, ("json", "re")) as made:
-        yield made
+    with LimitedChild(MEMORY, ("json", "re")) as limited_child:
+        yield limited_child
 
 
 def until(holds: Callable[[], bool], seconds: float = 90) -> None:
@@ -45,40 +45,40 @@ def test_state_is_kept_between_calls(child: LimitedChild) -> None:
 
 def test_work_that_never_ends_is_ended_and_the_next_call_works_at_once(child: LimitedChild) -> None:
     before, server = (child.call(f"os:{name}", seconds=20) for name in ("getpid", "getppid"))
-    with pytest.raises(LimitExceeded, match="longer than 0.5 s") as over:
+    with pytest.raises(LimitExceeded, match="longer than 0.5 s") as error:
         child.call(*ENDLESS, seconds=0.5)
-    assert over.value.reason == "time"
+    assert error.value.reason == "time"
     assert child.call("os:getpid", seconds=20) != before
     assert child.call("os:getppid", seconds=20) == server, "imports are not done again"
     assert not psutil.pid_exists(before)
 
 
 def test_work_that_takes_memory_is_refused_it(child: LimitedChild) -> None:
-    with pytest.raises(LimitExceeded, match="512 MB") as over:
+    with pytest.raises(LimitExceeded, match="512 MB") as error:
         child.call("operator:mul", "a", 2**30, seconds=20)
-    assert over.value.reason == "memory"
+    assert error.value.reason == "memory"
 
 
-def test_a_crash_is_told_from_an_overrun(child: LimitedChild) -> None:
-    with pytest.raises(LimitExceeded) as over:
+def test_a_crash_is_distinguished_from_an_exceeded_limit(child: LimitedChild) -> None:
+    with pytest.raises(LimitExceeded) as error:
         child.call("os:abort", seconds=20)
-    assert over.value.reason == "crash"
-    with pytest.raises(LimitExceeded) as over:
+    assert error.value.reason == "crash"
+    with pytest.raises(LimitExceeded) as error:
         child.call("os:_exit", 3, seconds=20)
-    assert over.value.reason == "crash"
+    assert error.value.reason == "crash"
     assert child.call("operator:neg", 1, seconds=20) == -1
 
 
 def test_errors_come_back_as_what_they_are(child: LimitedChild) -> None:
-    with pytest.raises(BadInput, match="no JSON") as bad:
+    with pytest.raises(BadInput, match="no JSON") as error:
         child.call("tests.speculoos.limited_work:refuse", seconds=20)
-    assert bad.value.hint == "Write some."
-    with pytest.raises(ChildError, match="division by zero") as wrong:
+    assert error.value.hint == "Write some."
+    with pytest.raises(ChildError, match="division by zero") as child_error:
         child.call("operator:truediv", 1, 0, seconds=20)
-    assert wrong.value.kind == "ZeroDivisionError"
-    with pytest.raises(ChildError) as left:
+    assert child_error.value.kind == "ZeroDivisionError"
+    with pytest.raises(ChildError) as exit_error:
         child.call("sys:exit", 0, seconds=20)
-    assert left.value.kind == "SystemExit"
+    assert exit_error.value.kind == "SystemExit"
     with pytest.raises(ChildError, match="JSON serializable"):
         child.call("builtins:object", seconds=20)
 
@@ -102,13 +102,13 @@ def test_a_copy_killed_between_two_calls_is_replaced_unseen(child: LimitedChild)
     assert child.call("os:getpid", seconds=20) != before
 
 
-def test_secrets_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECULOOS_INFERENCE_TOKEN", "hush")
     monkeypatch.setenv("SPECULOOS_STORE", "sftp://me:hush@box/files")
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:hush@x/y")
     monkeypatch.setenv("SPECULOOS_HOME", "/home")
-    seen = run_limited("tests.speculoos.limited_work:environment", seconds=20, memory=MEMORY)
-    assert "hush" not in str(seen) and seen["SPECULOOS_HOME"] == "/home"
+    environment = run_limited("tests.speculoos.limited_work:environment", seconds=20, memory=MEMORY)
+    assert "hush" not in str(environment) and environment["SPECULOOS_HOME"] == "/home"
 
 
 def test_closing_ends_work_in_progress() -> None:
@@ -118,17 +118,17 @@ def test_closing_ends_work_in_progress() -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_nothing_is_left_when_the_program_that_asked_is_killed(busy: bool) -> None:
+def test_nothing_is_left_when_the_calling_program_is_killed(busy: bool) -> None:
     work = f"child.call(*{ENDLESS!r}, seconds=2)" if busy else "time.sleep(60)"
     code = (
         "import time\nfrom speculoos.limited import LimitedChild\n"
         f"child = LimitedChild({MEMORY})\nprint(child.call('os:getpid', seconds=20), flush=True)\n{work}"
     )
-    asking = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT_ROOT, stdout=subprocess.PIPE, text=True)
-    copy = psutil.Process(int(asking.stdout.readline()))
-    left = [copy.pid, copy.ppid()]
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT_ROOT, stdout=subprocess.PIPE, text=True)
+    copy = psutil.Process(int(process.stdout.readline()))
+    pids = [copy.pid, copy.ppid()]
     if busy:
         until(lambda: copy.cpu_times().user > 0.2)
-    asking.kill()
-    asking.wait()
-    until(lambda: all(map(gone, left)))
+    process.kill()
+    process.wait()
+    until(lambda: all(map(gone, pids)))

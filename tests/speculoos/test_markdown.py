@@ -1,4 +1,4 @@
-"""Foreign text in Markdown is shown and does nothing: looked at through a renderer that would let HTML pass."""
+"""Untrusted text in Markdown is shown as plain text, checked with a renderer that lets HTML pass."""
 
 import re
 
@@ -33,22 +33,22 @@ def tags(html: str) -> set[str]:
     return {tag.split()[0] for tag in re.findall(r"<([^>]*)>", html)}
 
 
-def words(html: str) -> str:
-    """What a reader sees."""
-    seen = re.sub(r"<[^>]*>", "", html)
-    for entity, sign in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&")):
-        seen = seen.replace(entity, sign)
-    return " ".join(seen.split())
+def visible_text(html: str) -> str:
+    """The text that a reader sees."""
+    text = re.sub(r"<[^>]*>", "", html)
+    for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&")):
+        text = text.replace(entity, character)
+    return " ".join(text.split())
 
 
 @pytest.mark.parametrize("value", NASTY)
-def test_every_sign_is_seen_as_it_is(value: str) -> None:
+def test_every_character_is_shown_as_it_is(value: str) -> None:
     heading = rendered(f"# Heads for {escape_text(value)}, here\n")
-    assert tags(heading) == {"h1", "/h1"} and words(heading) == f"Heads for {one_line(value)}, here"
+    assert tags(heading) == {"h1", "/h1"} and visible_text(heading) == f"Heads for {one_line(value)}, here"
     span = rendered(f"From {code_span(value)}.\n")
-    assert tags(span) == {"p", "/p", "code", "/code"} and words(span) == f"From {one_line(value)}."
+    assert tags(span) == {"p", "/p", "code", "/code"} and visible_text(span) == f"From {one_line(value)}."
     cells = rendered(f"| | |\n| --- | --- |\n| {escape_text(value)} | end |\n")
-    assert tags(cells) <= PLAIN and cells.count("<td>") == 2 and one_line(value) in words(cells)
+    assert tags(cells) <= PLAIN and cells.count("<td>") == 2 and one_line(value) in visible_text(cells)
 
 
 @pytest.mark.parametrize("value", NASTY)
@@ -56,7 +56,7 @@ def test_notes_are_one_quotation_of_plain_lines(value: str) -> None:
     html = rendered(f"before\n\n{block_quotation(value)}\n\nafter\n")
     assert tags(html) <= {"p", "/p", "blockquote", "/blockquote"} and html.count("<blockquote>") == 1
     lines = [one_line(line) for line in value.strip().splitlines()]
-    assert words(html) == " ".join(["before", *filter(None, " ".join(lines).split()), "after"])
+    assert visible_text(html) == " ".join(["before", *filter(None, " ".join(lines).split()), "after"])
 
 
 @pytest.mark.parametrize("value", NASTY)

@@ -1,4 +1,4 @@
-"""docs/nemo.md: every command of ours is one that the program takes, and its settings are those that a home reads."""
+"""docs/nemo.md: the program accepts each of its commands and reads its settings."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ COMMANDS = re.findall(r"^ {4}(speculoos .+)$", PAGE, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_one_that_the_program_takes(command: str) -> None:
+def test_every_command_is_accepted(command: str) -> None:
     names, values = parsed(command)
     if names == ["train"]:
         request = make_request(values["what"], "b", values["data"], parse_settings(values["settings"]))

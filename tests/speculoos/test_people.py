@@ -1,4 +1,4 @@
-"""Who else uses this machine, and that they are told of where the pages are open."""
+"""Other users of this machine, and the warning where the pages are open to them."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(people, "_with_processes", lambda: {"carol"})
 
 
-def test_people_are_told_from_the_systems_accounts(shared: None) -> None:
+def test_people_are_distinguished_from_system_accounts(shared: None) -> None:
     assert people.other_users() == ["alice", "bob", "carol"]
 
 
@@ -43,7 +43,7 @@ def test_a_real_process_of_another_account_is_looked_at() -> None:
     assert all(name and not name.isdigit() for name in people._with_processes())
 
 
-def test_pages_that_others_can_open_are_warned_of(home: Settings, shared: None) -> None:
+def test_there_is_a_warning_if_others_can_open_the_pages(home: Settings, shared: None) -> None:
     assert "alice, bob" in people.access_warning(home)
     assert "SPECULOOS_LOGIN=token" in health.check(home, ["access"])["access"].detail
     assert health.check(home, ["access"])["access"].ok
@@ -52,7 +52,7 @@ def test_pages_that_others_can_open_are_warned_of(home: Settings, shared: None) 
         assert "protected by" in health.check(guarded, ["access"])["access"].detail
 
 
-def test_alone_on_a_machine_nothing_is_warned_of(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_no_warning_without_other_users(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(people, "other_users", list)
     assert people.access_warning(home) == ""
     assert "no other user accounts" in health.check(home, ["access"])["access"].detail
@@ -88,6 +88,6 @@ def test_the_command_prints_a_link_that_works_once(
 
 def test_open_pages_need_no_link(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["login-link"]) == 0
-    said = capsys.readouterr()
-    assert said.out.strip() == "http://127.0.0.1:7860" and "SPECULOOS_LOGIN=token" in said.err
+    captured = capsys.readouterr()
+    assert captured.out.strip() == "http://127.0.0.1:7860" and "SPECULOOS_LOGIN=token" in captured.err
     assert not (home.home / "secrets" / "login-links").exists()

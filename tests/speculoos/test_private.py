@@ -1,4 +1,4 @@
-"""Nothing of a home is for other users of the machine."""
+"""Other users of the machine cannot read the files of a home."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from tracking import db
 
 @pytest.fixture
 def usual_umask() -> Iterator[None]:
-    """As most shells have it."""
+    """The umask that most shells have."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -28,7 +28,7 @@ def mode(path: Path) -> int:
     return path.lstat().st_mode & 0o777
 
 
-def test_a_home_that_others_could_read_is_taken_from_them(usual_umask: None, home: Settings, tmp_path: Path) -> None:
+def test_a_home_that_others_could_read_is_restricted(usual_umask: None, home: Settings, tmp_path: Path) -> None:
     outside = tmp_path / "their-model"
     outside.mkdir()
     (home.home / "logs").mkdir()
@@ -44,7 +44,7 @@ def test_a_home_that_others_could_read_is_taken_from_them(usual_umask: None, hom
     assert mode(outside) == 0o755, "what a link leads to is the user's own"
 
 
-def test_a_database_file_elsewhere_is_taken_from_others_too(usual_umask: None, home: Settings, tmp_path: Path) -> None:
+def test_a_database_file_elsewhere_is_restricted_too(usual_umask: None, home: Settings, tmp_path: Path) -> None:
     elsewhere = replace(home, database_url=f"sqlite:///{tmp_path}/elsewhere/x.db")
     db.upgrade(elsewhere)
     assert mode(tmp_path / "elsewhere" / "x.db") == 0o644
@@ -55,7 +55,7 @@ def test_a_database_file_elsewhere_is_taken_from_others_too(usual_umask: None, h
 @pytest.mark.integration
 @pytest.mark.parametrize("module", ["cli.main", "ops.migrate", "workers.child.main"])
 def test_processes_of_ours_make_files_for_their_owner_alone(home: Settings, tmp_path: Path, module: str) -> None:
-    """Each by its own way in, as containers start them; what they then do does not matter here."""
+    """Each is started by its own entry point, as in containers; what it does next does not matter here."""
     code = (
         f"import os, runpy, sys; os.umask(0o022); sys.argv = ['x', 'none', '1']\n"
         f"try: runpy.run_module('{module}', run_name='__main__')\n"
@@ -76,7 +76,7 @@ def test_folders_that_are_built_aside_follow_the_umask(usual_umask: None, tmp_pa
         assert mode(tmp_path / f"model-{mask}" / "model.safetensors") == file_mode
 
 
-def test_a_folder_in_a_place_for_everyone_must_be_ours(usual_umask: None, tmp_path: Path) -> None:
+def test_a_private_folder_must_be_our_own(usual_umask: None, tmp_path: Path) -> None:
     loose = tmp_path / "loose"
     loose.mkdir(mode=0o755)
     assert mode(private_folder(loose)) == 0o700
@@ -92,6 +92,6 @@ def test_a_folder_in_a_place_for_everyone_must_be_ours(usual_umask: None, tmp_pa
 def test_a_run_folder_that_another_user_made_first_is_refused_by_up(home: Settings) -> None:
     home.run_dir.mkdir()
     os.chown(home.run_dir, 65534, 65534)
-    made = subprocess.run([sys.executable, "-m", "cli.main", "up"], capture_output=True, text=True, timeout=240)
-    assert made.returncode == 1
-    assert f"{home.run_dir} belongs to another user" in made.stderr and "Traceback" not in made.stderr
+    process = subprocess.run([sys.executable, "-m", "cli.main", "up"], capture_output=True, text=True, timeout=240)
+    assert process.returncode == 1
+    assert f"{home.run_dir} belongs to another user" in process.stderr and "Traceback" not in process.stderr

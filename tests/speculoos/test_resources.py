@@ -1,4 +1,4 @@
-"""Floors of disk and memory, the reserve, and what the pages say of it."""
+"""Minimum disk space and memory, the disk reserve, what the pages show of it, and logs."""
 
 import contextlib
 import html
@@ -29,7 +29,7 @@ MB = 2**20
 
 
 def fill(disk: Path, left: int = 0) -> Path:
-    """Leave `left` bytes of a disk, in one file."""
+    """Fill a disk with one file until `left` bytes are free."""
     ballast = disk / "ballast"
     with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         for size in (MB, 4096):
@@ -117,8 +117,8 @@ def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> No
     fill(small_disk, MB)
     assert resources.disk_shortage(settings) is None, "on 16 MB the floor is a 50th, not a gigabyte"
     strict = replace(settings, min_disk_mb=4)
-    watch = resources.ResourceMonitor(strict)
-    short = watch.shortage()
+    monitor = resources.ResourceMonitor(strict)
+    short = monitor.shortage()
     assert short.kind == "disk" and not short.uses_attempt
     assert short.note == (
         f"Paused: 1.0 MB free on the disk that holds {small_disk}, the minimum is 4.2 MB; "
@@ -127,7 +127,7 @@ def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> No
     for left, goes_on in ((4.5, False), (5.5, True), (4.5, True)):
         (small_disk / "ballast").unlink()
         fill(small_disk, int(left * MB))
-        assert (watch.shortage() is None) == goes_on, left
+        assert (monitor.shortage() is None) == goes_on, left
     assert resources.disk_shortage(replace(settings, min_disk_mb=0)) is None
 
 
@@ -135,10 +135,10 @@ def test_memory_must_be_short_for_some_seconds_before_it_counts(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greedy = replace(home, min_memory_mb=10**9)
-    watch = resources.ResourceMonitor(greedy)
-    assert watch.shortage() is None
-    watch._short_since -= resources.MEMORY_SECONDS
-    short = watch.shortage()
+    monitor = resources.ResourceMonitor(greedy)
+    assert monitor.shortage() is None
+    monitor._short_since -= resources.MEMORY_SECONDS
+    short = monitor.shortage()
     assert short.kind == "memory" and short.uses_attempt and "of memory available, the minimum is" in short.note
     assert resources.memory_shortage(replace(home, min_memory_mb=0)) is None
 
@@ -156,15 +156,15 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pyt
 def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Settings, small_disk: Path) -> None:
     db.upgrade(small_home)
 
-    def words() -> str:
+    def visible_text() -> str:
         return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", status_bar.render(small_home))).split())
 
-    assert "is full" not in words()
+    assert "is full" not in visible_text()
     (small_home.home / "models").mkdir()
     shutil.move(fill(small_disk), small_home.home / "models" / "large")
-    shown = words()
-    assert f"The disk that holds {small_home.home} is full; nothing can be stored." in shown
-    assert shown.endswith("Free up space")
+    text = visible_text()
+    assert f"The disk that holds {small_home.home} is full; nothing can be stored." in text
+    assert text.endswith("Free up space")
     assert 'href="/settings/storage"' in status_bar.render(small_home)
     assert "Paused: 0.0 MB free" in health.check(small_home, ["disk"])["disk"].detail
 
@@ -179,8 +179,8 @@ def test_a_wrong_setting_is_named(name: str, value: str) -> None:
 
 
 @pytest.fixture
-def heard(home: Settings) -> Iterator[tuple[Settings, StringIO]]:
-    """Settings with a secret, and what is logged; logging is put back after it."""
+def log_settings(home: Settings) -> Iterator[tuple[Settings, StringIO]]:
+    """Settings with a secret, and a stream for log lines; logging is restored afterwards."""
     root, raising = logging.getLogger(), logging.raiseExceptions
     before, level = root.handlers[:], root.level
     yield replace(home, hf_token="hf_" + "Sesame" * 6), StringIO()
@@ -188,8 +188,8 @@ def heard(home: Settings) -> Iterator[tuple[Settings, StringIO]]:
     root.setLevel(level)
 
 
-def test_a_line_has_time_level_process_and_what_it_is_about(heard: tuple[Settings, StringIO]) -> None:
-    settings, out = heard
+def test_a_line_has_time_level_process_and_what_it_is_about(log_settings: tuple[Settings, StringIO]) -> None:
+    settings, out = log_settings
     logs.configure_logging(settings, "web", out)
     with logs.with_log_context(job="j1", attempt=2), logs.with_log_context(run="r1"):
         logging.getLogger("app.x").warning("the token is %s", settings.hf_token)
@@ -204,22 +204,27 @@ def test_a_line_has_time_level_process_and_what_it_is_about(heard: tuple[Setting
     ]
 
 
-def test_the_same_as_json_with_a_traceback_without_secrets(heard: tuple[Settings, StringIO]) -> None:
-    settings, out = heard
+def test_the_same_as_json_with_a_traceback_without_secrets(log_settings: tuple[Settings, StringIO]) -> None:
+    settings, out = log_settings
     logs.configure_logging(replace(settings, log_format="json"), "inference", out, job="j1")
     try:
         raise ValueError(settings.hf_token)
     except ValueError:
         logging.getLogger("serving").exception("it broke:\nhere")
     (line,) = out.getvalue().splitlines()
-    found = json.loads(line)
-    assert (found["level"], found["process"], found["logger"], found["job"]) == ("error", "inference", "serving", "j1")
-    assert found["message"] == "it broke:\nhere" and "ValueError: •••" in found["exception"]
+    record = json.loads(line)
+    assert (record["level"], record["process"], record["logger"], record["job"]) == (
+        "error",
+        "inference",
+        "serving",
+        "j1",
+    )
+    assert record["message"] == "it broke:\nhere" and "ValueError: •••" in record["exception"]
     assert settings.hf_token not in line and logs.message_of(line) == "it broke:\nhere"
 
 
-def test_a_line_that_cannot_be_written_ends_nothing(heard: tuple[Settings, StringIO]) -> None:
-    settings, _ = heard
+def test_a_line_that_cannot_be_written_ends_nothing(log_settings: tuple[Settings, StringIO]) -> None:
+    settings, _ = log_settings
     with open("/dev/full", "w", buffering=1) as full:
         logs.configure_logging(settings, "web", full)
         logging.getLogger("app").warning("nobody hears this")

@@ -1,4 +1,4 @@
-"""The store: folders arrive whole or not at all, nothing is sent twice, what is damaged is never handed out."""
+"""The store: folders are complete or absent, nothing is sent twice, and damaged files are never returned."""
 
 import os
 import uuid
@@ -14,7 +14,7 @@ from tests.tools.s3 import S3, Missing
 
 pytestmark = pytest.mark.integration
 
-PLACE = "datasets/one"
+PREFIX = "datasets/one"
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "made"
-    (made / "inner").mkdir(parents=True)
-    (made / "a.txt").write_text("a")
-    (made / "inner" / "b.bin").write_bytes(os.urandom(70_000))
+    path = tmp_path / "made"
+    (path / "inner").mkdir(parents=True)
+    (path / "a.txt").write_text("a")
+    (path / "inner" / "b.bin").write_bytes(os.urandom(70_000))
     for left_out in (".half", "parts", "state-3"):
-        (made / left_out).mkdir()
-        (made / left_out / "x").write_text("stays here")
-    return made
+        (path / left_out).mkdir()
+        (path / left_out / "x").write_text("stays here")
+    return path
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -56,86 +56,86 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_folder_comes_back_as_it_was(store: Store, folder: Path, tmp_path: Path) -> None:
-    kept = store.put_folder(PLACE, folder)
-    assert kept.bytes == 70_001
+    stored = store.put_folder(PREFIX, folder)
+    assert stored.bytes == 70_001
     target = tmp_path / "there"
-    store.get_folder(PLACE, kept.key, target)
+    store.get_folder(PREFIX, stored.key, target)
     assert contents(target) == contents(folder) and set(contents(target)) == {"a.txt", "inner/b.bin"}
-    assert read_key(target) == kept.key and not (target / "parts").exists()
-    assert store.put_folder(PLACE, folder) == kept, "the same content has the same key"
+    assert read_key(target) == stored.key and not (target / "parts").exists()
+    assert store.put_folder(PREFIX, folder) == stored, "the same content has the same key"
 
 
 def test_a_file_alone_is_a_folder_of_it(store: Store, folder: Path, tmp_path: Path) -> None:
-    kept = store.put_folder(PLACE, folder / "a.txt")
-    store.get_folder(PLACE, kept.key, tmp_path / "there")
+    stored = store.put_folder(PREFIX, folder / "a.txt")
+    store.get_folder(PREFIX, stored.key, tmp_path / "there")
     assert contents(tmp_path / "there") == {"a.txt": b"a"}
 
 
-def test_an_older_folder_becomes_the_newer_one_and_keeps_what_does_not_travel(
+def test_an_older_folder_becomes_the_newer_one_and_keeps_files_that_are_not_stored(
     store: Store, folder: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "there"
-    store.get_folder(PLACE, store.put_folder(PLACE, folder).key, target)
+    store.get_folder(PREFIX, store.put_folder(PREFIX, folder).key, target)
     (target / "parts").mkdir()
     (target / "parts" / "work").write_text("mine")
-    same = (target / "inner" / "b.bin").stat().st_ino
+    inode = (target / "inner" / "b.bin").stat().st_ino
     (folder / "a.txt").unlink()
     (folder / "c.txt").write_text("new")
-    newer = store.put_folder(PLACE, folder)
-    store.get_folder(PLACE, newer.key, target)
+    newer = store.put_folder(PREFIX, folder)
+    store.get_folder(PREFIX, newer.key, target)
     assert set(contents(target)) == {"c.txt", "inner/b.bin"} and read_key(target) == newer.key
-    assert (target / "inner" / "b.bin").stat().st_ino == same, "what was right already is not fetched again"
+    assert (target / "inner" / "b.bin").stat().st_ino == inode, "what was right already is not fetched again"
     assert (target / "parts" / "work").read_text() == "mine"
 
 
-def test_what_is_listed_last_makes_the_folder(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_exists_once_its_list_is_written(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(store, "write", killed)
-        store.put_folder(PLACE, folder)
-    assert len(store.names(f"{PLACE}/files")) == 2 and not store.names(f"{PLACE}/folders")
-    kept = store.put_folder(PLACE, folder)
-    assert set(store.listed(PLACE, kept.key)) == {"a.txt", "inner/b.bin"}
+        store.put_folder(PREFIX, folder)
+    assert len(store.names(f"{PREFIX}/files")) == 2 and not store.names(f"{PREFIX}/folders")
+    stored = store.put_folder(PREFIX, folder)
+    assert set(store.listed(PREFIX, stored.key)) == {"a.txt", "inner/b.bin"}
 
 
 def test_half_a_file_is_put_again(store: Store, folder: Path, tmp_path: Path) -> None:
-    kept = store.put_folder(PLACE, folder)
-    sha256 = store.listed(PLACE, kept.key)["inner/b.bin"]["sha256"]
-    store.write(f"{PLACE}/files/{sha256}", b"half")
+    stored = store.put_folder(PREFIX, folder)
+    sha256 = store.listed(PREFIX, stored.key)["inner/b.bin"]["sha256"]
+    store.write(f"{PREFIX}/files/{sha256}", b"half")
     with pytest.raises(Damaged, match="damaged"):
-        store.get_folder(PLACE, kept.key, tmp_path / "there")
+        store.get_folder(PREFIX, stored.key, tmp_path / "there")
     assert not (tmp_path / "there" / "inner" / "b.bin").exists() and read_key(tmp_path / "there") == ""
-    store.put_folder(PLACE, folder)
-    store.get_folder(PLACE, kept.key, tmp_path / "there")
+    store.put_folder(PREFIX, folder)
+    store.get_folder(PREFIX, stored.key, tmp_path / "there")
     assert contents(tmp_path / "there") == contents(folder)
 
 
 def test_nothing_is_sent_twice(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.put_folder(PLACE, folder)
+    store.put_folder(PREFIX, folder)
     sent: list[str] = []
     real = store._fs.put_file
     monkeypatch.setattr(store._fs, "put_file", lambda path, *rest: (sent.append(path), real(path, *rest)))
     (folder / "c.txt").write_text("more")
-    store.put_folder(PLACE, folder)
+    store.put_folder(PREFIX, folder)
     assert sent == [str(folder / "c.txt")]
 
 
-def test_what_is_gone_or_changed_is_said(store: Store, folder: Path, tmp_path: Path) -> None:
-    kept = store.put_folder(PLACE, folder)
-    store.write(f"{PLACE}/folders/{kept.key}.json", b'{"../../evil": {"sha256": "0", "bytes": 1}}')
+def test_missing_or_changed_files_are_reported(store: Store, folder: Path, tmp_path: Path) -> None:
+    stored = store.put_folder(PREFIX, folder)
+    store.write(f"{PREFIX}/folders/{stored.key}.json", b'{"../../evil": {"sha256": "0", "bytes": 1}}')
     with pytest.raises(Damaged, match="missing or damaged"):
-        store.listed(PLACE, kept.key)
-    assert store.delete(PLACE) > 70_000 and store.names(PLACE) == {} and store.delete(PLACE) == 0
+        store.listed(PREFIX, stored.key)
+    assert store.delete(PREFIX) > 70_000 and store.names(PREFIX) == {} and store.delete(PREFIX) == 0
     with pytest.raises(Damaged, match="missing or damaged"):
-        store.get_folder(PLACE, kept.key, tmp_path / "there")
-    assert store.read(f"{PLACE}/nothing") is None
+        store.get_folder(PREFIX, stored.key, tmp_path / "there")
+    assert store.read(f"{PREFIX}/nothing") is None
     with pytest.raises(FileNotFoundError):
-        store.get_file(f"{PLACE}/nothing", tmp_path / "nothing")
+        store.get_file(f"{PREFIX}/nothing", tmp_path / "nothing")
 
 
-def test_a_place_is_deleted_without_its_neighbour(store: Store, folder: Path) -> None:
+def test_a_folder_is_deleted_without_its_neighbour(store: Store, folder: Path) -> None:
     store.put_folder("datasets/one", folder)
     store.put_folder("datasets/one-more", folder)
     store.delete("datasets/one")
@@ -149,22 +149,22 @@ def test_a_list_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> None:
     store = Store(f"file://{tmp_path}/store")
     text = json.dumps({"../../evil": {"sha256": "0", "bytes": 1}}).encode()
     key = hashlib.sha256(text).hexdigest()
-    store.write(f"{PLACE}/folders/{key}.json", text)
+    store.write(f"{PREFIX}/folders/{key}.json", text)
     with pytest.raises(Damaged, match="outside of its folder"):
-        store.get_folder(PLACE, key, tmp_path / "there")
+        store.get_folder(PREFIX, key, tmp_path / "there")
 
 
-def test_a_mark_is_no_content(tmp_path: Path) -> None:
+def test_the_key_file_is_no_content(tmp_path: Path) -> None:
     (tmp_path / KEY_FILE).write_text("key")
     assert files_to_upload(tmp_path) == {}
 
 
-def test_a_store_that_cannot_be_is_said_in_one_sentence(
+def test_an_invalid_store_is_reported_in_one_sentence(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreUnavailable, match="cannot be accessed"):
-        Store(f"file://{tmp_path}/file").put_folder(PLACE, folder)
+        Store(f"file://{tmp_path}/file").put_folder(PREFIX, folder)
     with pytest.raises(BadInput, match="SPECULOOS_STORE"):
         open_store("nosuch://bucket")
     for wrong in ("bucket/folder", "s3:bucket", "s3://"):
@@ -181,11 +181,11 @@ def test_user_and_key_of_its_address_are_not_shown() -> None:
         assert hide_credentials(plain) == plain
 
 
-def test_an_s3_server_that_is_away_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_an_unreachable_s3_server_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-4711")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(StoreUnavailable) as said:
+    with pytest.raises(StoreUnavailable) as error:
         Store("s3://someone:hidden@bucket/x").read("nothing")
-    assert "hidden" not in str(said.value) and "very-secret" not in str(said.value)
+    assert "hidden" not in str(error.value) and "very-secret" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Messages go where people wanted them, and nowhere into this machine's own network."""
+"""Webhook messages are sent to the configured address and never into this machine's own network."""
 
 import socket
 from dataclasses import replace
@@ -27,7 +27,7 @@ def test_no_address_of_the_own_network_is_public(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "64:ff9b::101:101"])
-def test_addresses_of_the_internet_are(address: str) -> None:
+def test_addresses_of_the_internet_are_public(address: str) -> None:
     assert webhook.is_public(address)
 
 
@@ -51,10 +51,10 @@ def test_the_own_machine_under_any_name_gets_nothing(receiver: Receiver, host: s
     assert not receiver.got
 
 
-def test_a_name_is_asked_for_once_and_connected_to_what_was_looked_at(
+def test_a_name_is_resolved_once_and_the_checked_address_is_used(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name server that says a public address first and an internal one the second time."""
+    """A name server that returns a public address first and an internal one the second time."""
     port, answers = int(receiver.host.rpartition(":")[2]), ["203.0.113.1", "127.0.0.1", "127.0.0.1"]
 
     def resolve(*_: object, **__: object) -> list[tuple]:
@@ -67,41 +67,41 @@ def test_a_name_is_asked_for_once_and_connected_to_what_was_looked_at(
 
 
 def test_one_message_goes_to_a_host_that_the_operator_names(home: Settings, receiver: Receiver) -> None:
-    named = replace(home, webhook_hosts=(receiver.host,))
-    webhook.store_webhook(named, f" http://{receiver.host}{SECRET} ")
-    webhook.post_to_webhook(named, {"text": "“train” is done"})
+    settings = replace(home, webhook_hosts=(receiver.host,))
+    webhook.store_webhook(settings, f" http://{receiver.host}{SECRET} ")
+    webhook.post_to_webhook(settings, {"text": "“train” is done"})
     assert receiver.got == [(SECRET, receiver.host, {"text": "“train” is done"})]
 
 
 def test_the_address_is_kept_for_its_owner_alone_and_named_by_host(home: Settings, receiver: Receiver) -> None:
-    named = replace(home, webhook_hosts=("127.0.0.1",))
-    webhook.store_webhook(named, f"http://{receiver.host}{SECRET}")
+    settings = replace(home, webhook_hosts=("127.0.0.1",))
+    webhook.store_webhook(settings, f"http://{receiver.host}{SECRET}")
     assert webhook.webhook_file(home).stat().st_mode & 0o077 == 0
-    assert webhook.webhook_host(named) == "127.0.0.1"
-    webhook.delete_webhook(named)
-    webhook.delete_webhook(named)
-    assert webhook.webhook_url(named) == webhook.webhook_host(named) == ""
+    assert webhook.webhook_host(settings) == "127.0.0.1"
+    webhook.delete_webhook(settings)
+    webhook.delete_webhook(settings)
+    assert webhook.webhook_url(settings) == webhook.webhook_host(settings) == ""
     with pytest.raises(NotFound, match="enter one first"):
-        webhook.post_to_webhook(named, {})
+        webhook.post_to_webhook(settings, {})
 
 
 @pytest.mark.parametrize("status", [301, 307, 404, 500])
 def test_a_refusal_is_one_sentence_without_the_address_and_no_redirect_is_followed(
     home: Settings, receiver: Receiver, status: int
 ) -> None:
-    named = replace(home, webhook_hosts=(receiver.host,))
-    webhook.store_webhook(named, f"http://{receiver.host}{SECRET}")
+    settings = replace(home, webhook_hosts=(receiver.host,))
+    webhook.store_webhook(settings, f"http://{receiver.host}{SECRET}")
     receiver.status = status
     with pytest.raises(Unavailable, match=rf"127.0.0.1 did not accept the message \(HTTP status {status}\)") as caught:
-        webhook.post_to_webhook(named, {})
+        webhook.post_to_webhook(settings, {})
     assert "secret" not in str(caught.value) and len(receiver.got) == 1
 
 
-def test_a_host_that_is_not_there_is_said(home: Settings) -> None:
+def test_an_unreachable_host_is_an_error(home: Settings) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{closed.getsockname()[1]}"
-    named = replace(home, webhook_hosts=(host,))
-    webhook.store_webhook(named, f"http://{host}/")
+    settings = replace(home, webhook_hosts=(host,))
+    webhook.store_webhook(settings, f"http://{host}/")
     with pytest.raises(Unavailable, match="could not be reached"):
-        webhook.post_to_webhook(named, {})
+        webhook.post_to_webhook(settings, {})
