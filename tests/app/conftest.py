@@ -1,4 +1,4 @@
-"""What several page tests start from."""
+"""Fixtures shared by the page tests."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.tools.databases import migrate
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """A migrated home that all tests of a file share, without a login."""
-    made = load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("pages") / "home")})
-    migrate(made)
-    return made
+    """Settings of a migrated home without a login, shared by all tests of a file."""
+    settings = load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("pages") / "home")})
+    migrate(settings)
+    return settings

@@ -1,4 +1,4 @@
-"""Pages on a machine that has none of the files: it says that they are coming, fetches them, and shows them."""
+"""Pages on a machine without the files: they say that the files are being downloaded, fetch them and show them."""
 
 import io
 import zipfile
@@ -32,19 +32,19 @@ from workers.timing import JobTiming
 
 @pytest.fixture
 def maker(home: Settings, tmp_path: Path) -> Settings:
-    """The machine that made everything. `home` has the same database, and a store of its own setting."""
+    """The machine that created the files. `home` has the same database, but not its store setting."""
     return replace(home, home=tmp_path / "maker", store=f"file://{tmp_path}/store")
 
 
 @pytest.fixture
 def pages(home: Settings, maker: Settings) -> Settings:
-    """The machine with the pages."""
+    """The machine that serves the pages."""
     return replace(home, store=maker.store)
 
 
 @pytest.fixture
 def heads(maker: Settings, tmp_path: Path) -> str:
-    """A checkpoint that the other machine has trained and delivered."""
+    """The id of a checkpoint that the other machine has trained and uploaded."""
     from models.base import load_base
     from models.checkpoints import save_draft
     from models.eagle3 import Eagle3Draft
@@ -56,15 +56,15 @@ def heads(maker: Settings, tmp_path: Path) -> str:
     with db.writing(maker) as session:
         values = {"method": "eagle3", "state": "ready", "path": str(folder)}
         session.add(Checkpoint(id=row_id, name="heads", base_id=base_id, **values))
-    deliver(maker, "models", base_id, base_folder)
-    deliver(maker, "checkpoints", row_id, folder)
+    upload(maker, "models", base_id, base_folder)
+    upload(maker, "checkpoints", row_id, folder)
     return row_id
 
 
-def deliver(maker: Settings, kind: str, row_id: str, folder: Path) -> None:
-    kept = RowFiles(maker, installed).upload(kind, row_id, folder)
+def upload(maker: Settings, kind: str, row_id: str, folder: Path) -> None:
+    files = RowFiles(maker, installed).upload(kind, row_id, folder)
     with db.writing(maker) as session:
-        stored.save_stored(session, kind, row_id, kept)
+        stored.save_stored(session, kind, row_id, files)
 
 
 def client(settings: Settings) -> TestClient:
@@ -74,28 +74,28 @@ def client(settings: Settings) -> TestClient:
     return TestClient(app)
 
 
-def page(settings: Settings, checkpoint_id: str) -> str:
+def exports_html(settings: Settings, checkpoint_id: str) -> str:
     with db.reading(settings) as session:
         return export_rows.exports_table(session, settings, session.get_one(Checkpoint, checkpoint_id))
 
 
-def test_a_checkpoint_of_another_machine_is_fetched_beside_the_visitor(pages: Settings, heads: str) -> None:
+def test_a_checkpoint_of_another_machine_is_fetched_in_the_background(pages: Settings, heads: str) -> None:
     before = arrivals.signature()
-    assert "are being downloaded from the store" in page(pages, heads)
+    assert "are being downloaded from the store" in exports_html(pages, heads)
     assert arrivals.signature() != before, "pages that wait are drawn again"
-    wait_until(lambda: "are being downloaded" not in page(pages, heads), 90, "the files")
-    assert "Create and download" in page(pages, heads) and arrivals.signature() == before
+    wait_until(lambda: "are being downloaded" not in exports_html(pages, heads), 90, "the files")
+    assert "Create and download" in exports_html(pages, heads) and arrivals.signature() == before
     assert (pages.home / "checkpoints" / heads / "attempt-1" / "model.safetensors").exists()
 
 
-def test_its_zip_is_made_of_what_comes(pages: Settings, heads: str) -> None:
-    answer = client(pages).get(f"/api/checkpoints/{heads}/download")
-    assert answer.status_code == 200
-    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+def test_its_zip_is_made_of_the_fetched_files(pages: Settings, heads: str) -> None:
+    response = client(pages).get(f"/api/checkpoints/{heads}/download")
+    assert response.status_code == 200
+    with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
         assert any(name.endswith("model.safetensors") for name in archive.namelist())
 
 
-def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
+def test_an_export_of_another_machine_is_offered_and_fetched_on_request(
     pages: Settings, maker: Settings, heads: str
 ) -> None:
     job = submit(Export(checkpoint_id=heads, format="vllm"), settings=maker)
@@ -104,13 +104,13 @@ def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
     result = work.run_export(Export(heads, "vllm"), JobContext(maker, job.id, attempt, JobTiming()))
     with db.writing(maker) as session:
         jobs.succeed(session, job.id, attempt, result)
-    page(pages, heads)
-    wait_until(lambda: "are being downloaded" not in page(pages, heads), 90, "the files")
-    assert f"/api/checkpoints/{heads}/exports/vllm" in page(pages, heads)
+    exports_html(pages, heads)
+    wait_until(lambda: "are being downloaded" not in exports_html(pages, heads), 90, "the files")
+    assert f"/api/checkpoints/{heads}/exports/vllm" in exports_html(pages, heads)
     assert not (pages.home / "exports").exists()
-    answer = client(pages).get(f"/api/checkpoints/{heads}/exports/vllm")
-    made = maker.home / "exports" / heads / "vllm.zip"
-    assert answer.status_code == 200 and answer.content == made.read_bytes()
+    response = client(pages).get(f"/api/checkpoints/{heads}/exports/vllm")
+    zip_path = maker.home / "exports" / heads / "vllm.zip"
+    assert response.status_code == 200 and response.content == zip_path.read_bytes()
     assert client(pages).get(f"/api/checkpoints/{heads}/exports/trtllm").status_code == 404
     with db.writing(pages) as session:
         paths = changes.delete(session, pages, session.get_one(Checkpoint, heads), force=True)
@@ -118,16 +118,16 @@ def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
     assert not [name for name in open_store(pages.store).names() if heads in name]
 
 
-def test_files_that_do_not_come_are_said(pages: Settings) -> None:
+def test_files_that_are_nowhere_are_reported(pages: Settings) -> None:
     with db.writing(pages) as session:
         row = Dataset(name="lost", kind="prompts", state="ready", path=str(pages.home / "datasets" / "lost"), rows=1)
         session.add(row)
 
-    def said() -> str:
+    def notice() -> str:
         with db.reading(pages) as session:
             return arrivals.download_notice(session, pages, session.get_one(Dataset, row.id))
 
-    wait_until(lambda: "neither on this machine nor in the store" in said(), 90, "the reason")
+    wait_until(lambda: "neither on this machine nor in the store" in notice(), 90, "the reason")
 
 
 def test_without_a_store_nothing_is_awaited(home: Settings) -> None:

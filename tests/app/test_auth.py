@@ -1,4 +1,4 @@
-"""The password in front of the pages."""
+"""Login with a password or a printed link."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,12 +45,12 @@ def log_in(client: TestClient, password: str = "cinnamon", target: str = "/runs?
 
 
 def test_pages_lead_to_the_login_and_back_to_where_one_was_going(client: TestClient) -> None:
-    answer = client.get("/runs?id=1")
-    assert answer.status_code == 303
-    assert answer.headers["location"] == "/login?next=%2Fruns%3Fid%3D1"
-    assert 'value="/runs?id=1"' in client.get(answer.headers["location"]).text
-    answer = log_in(client)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/runs?id=1")
+    response = client.get("/runs?id=1")
+    assert response.status_code == 303
+    assert response.headers["location"] == "/login?next=%2Fruns%3Fid%3D1"
+    assert 'value="/runs?id=1"' in client.get(response.headers["location"]).text
+    response = log_in(client)
+    assert (response.status_code, response.headers["location"]) == (303, "/runs?id=1")
     assert client.get("/runs?id=1").text == '"secret page"'
 
 
@@ -68,10 +68,10 @@ def test_health_answers_without_a_password(client: TestClient) -> None:
 
 
 def test_a_wrong_password_gives_no_cookie(client: TestClient) -> None:
-    answer = log_in(client, "nutmeg")
-    assert answer.status_code == 401
-    assert "set-cookie" not in answer.headers
-    assert "Wrong password" in answer.text
+    response = log_in(client, "nutmeg")
+    assert response.status_code == 401
+    assert "set-cookie" not in response.headers
+    assert "Wrong password" in response.text
 
 
 def test_the_cookie_is_for_this_site_and_not_for_scripts(client: TestClient) -> None:
@@ -103,9 +103,9 @@ def sessions_of(home: Settings, password: str = "cinnamon") -> Sessions:
 
 def test_a_login_holds_over_a_restart_and_ends_in_time(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     value = sessions_of(home).begin("Ada")
-    found = run_async(sessions_of(home).find(value))
-    assert found.user == "Ada"
-    assert timedelta(days=13) < found.ends_at - now() < timedelta(days=15)
+    visitor = run_async(sessions_of(home).find(value))
+    assert visitor.user == "Ada"
+    assert timedelta(days=13) < visitor.ends_at - now() < timedelta(days=15)
     with writing(home) as session:
         session.scalars(select(Login)).one().ends_at = now() - timedelta(seconds=1)
     assert run_async(sessions_of(home).find(value)) is None
@@ -127,7 +127,7 @@ def test_a_new_password_ends_every_login(home: Settings) -> None:
     assert run_async(sessions_of(home, "cinnamon").find(value)) is None
 
 
-def test_the_database_does_not_tell_a_cookie(home: Settings) -> None:
+def test_the_database_does_not_reveal_a_cookie(home: Settings) -> None:
     value = sessions_of(home).begin()
     with reading(home) as session:
         login = session.scalars(select(Login)).one()
@@ -139,15 +139,17 @@ def test_logging_out_ends_the_login_for_a_copy_of_the_cookie_too(client: TestCli
     log_in(client)
     stolen = dict(client.cookies)
     assert client.get("/runs").status_code == 200
-    answer = client.post("/logout")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    response = client.post("/logout")
+    assert (response.status_code, response.headers["location"]) == (303, "/login")
     assert not client.cookies
     client.cookies.update(stolen)
     assert client.get("/runs").status_code == 303
     assert client.post("/gradio_api/run/predict", json={}).status_code == 401
 
 
-def test_a_database_that_is_away_logs_out_nobody_who_was_here(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_database_does_not_log_out_known_visitors(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sessions = sessions_of(home)
     value, unknown = sessions.begin(), sessions.begin()
     assert run_async(sessions.find(value))
@@ -167,9 +169,9 @@ def raising(error: Exception) -> Callable[..., None]:
 
 def test_the_name_given_at_the_login_is_kept_and_checked(client: TestClient, home: Settings) -> None:
     assert client.post("/login", data={"password": "cinnamon", "name": "x" * 81}).status_code == 400
-    answer = client.post("/login", data={"password": "cinnamon", "name": "<b>\u202eAda"})
-    assert answer.status_code == 400
-    assert "&lt;b&gt;" in answer.text and "<b>" not in answer.text
+    response = client.post("/login", data={"password": "cinnamon", "name": "<b>\u202eAda"})
+    assert response.status_code == 400
+    assert "&lt;b&gt;" in response.text and "<b>" not in response.text
     assert client.post("/login", data={"password": "cinnamon", "name": "  Ada Lovelace "}).status_code == 303
     with reading(home) as session:
         assert session.scalars(select(Login)).one().user == "Ada Lovelace"
@@ -187,7 +189,7 @@ def test_other_machines_need_a_password(home: Settings) -> None:
     auth.check_bind(home)
 
 
-def test_a_start_without_the_password_that_is_needed_is_one_sentence(
+def test_a_start_without_the_required_password_is_refused(
     home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from app.main import main
@@ -198,7 +200,7 @@ def test_a_start_without_the_password_that_is_needed_is_one_sentence(
 
 
 def test_the_login_comes_before_the_pages_own_routes(home: Settings) -> None:
-    """Gradio has a /login of its own, which would take the form's place."""
+    """Gradio has its own /login route, which would replace the form."""
     from app.main import make_app
 
     pages = make_app(replace(home, password="cinnamon", publish_port=9000))
@@ -220,20 +222,20 @@ def test_a_flood_of_wrong_passwords_closes_the_login_for_a_while(
     app = FastAPI()
     auth.add_login(app, replace(home, password="cinnamon"))
 
-    async def tries() -> tuple[list[int], int, int]:
+    async def send_passwords() -> tuple[list[int], int, int]:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7860") as client:
             wrong = [asyncio.create_task(client.post("/login", data={"password": str(i)})) for i in range(60)]
             refused, waiting = await asyncio.wait(wrong, timeout=2)
-            amid = await client.post("/login", data={"password": "cinnamon"})
+            during = await client.post("/login", data={"password": "cinnamon"})
             [task.cancel() for task in waiting]
             await asyncio.wait(waiting)
             after = await client.post("/login", data={"password": "cinnamon"})
-        return [task.result().status_code for task in refused], amid.status_code, after.status_code
+        return [task.result().status_code for task in refused], during.status_code, after.status_code
 
-    refused, amid, after = run_async(tries())
+    refused, during, after = run_async(send_passwords())
     assert refused == [429] * (60 - auth.MOST_WAITING)
-    assert (amid, after) == (429, 303)
+    assert (during, after) == (429, 303)
 
 
 def test_many_wrong_passwords_at_once_wait_for_each_other(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +248,7 @@ def test_many_wrong_passwords_at_once_wait_for_each_other(home: Settings, monkey
     app = FastAPI()
     auth.add_login(app, replace(home, password="cinnamon"))
 
-    async def tries() -> tuple[int, float]:
+    async def send_passwords() -> tuple[int, float]:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7860") as client:
             began = time.monotonic()
@@ -258,14 +260,14 @@ def test_many_wrong_passwords_at_once_wait_for_each_other(home: Settings, monkey
         assert right.status_code == 303
         return refused, time.monotonic() - began
 
-    refused, all_after = run_async(tries())
-    assert all_after >= 3.75
+    refused, elapsed = run_async(send_passwords())
+    assert elapsed >= 3.75
     assert refused <= 2, "the right one need not wait for the others"
 
 
 @pytest.fixture
-def linked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> TestClient:
-    """Pages that ask for a link."""
+def token_client(home: Settings, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """A client of pages that require a login link."""
     monkeypatch.setattr(auth, "PAUSE", 0)
     app = FastAPI()
     auth.add_login(app, replace(home, login="token"))
@@ -277,31 +279,31 @@ def linked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1:7860", follow_redirects=False)
 
 
-def test_a_printed_link_lets_one_browser_in_once(linked: TestClient, home: Settings) -> None:
-    assert linked.get("/runs").headers["location"].startswith("/login")
-    assert "speculoos login-link" in linked.get("/login").text
+def test_a_printed_link_lets_one_browser_in_once(token_client: TestClient, home: Settings) -> None:
+    assert token_client.get("/runs").headers["location"].startswith("/login")
+    assert "speculoos login-link" in token_client.get("/login").text
     link = login_links.create_login_link(home, "http://127.0.0.1:7860")
-    answer = linked.get(link)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    assert linked.get("/runs").status_code == 200
+    response = token_client.get(link)
+    assert (response.status_code, response.headers["location"]) == (303, "/")
+    assert token_client.get("/runs").status_code == 200
     another = login_links.create_login_link(home, "http://127.0.0.1:7860")
-    assert linked.get(another).status_code == 303
-    linked.cookies.clear()
-    assert linked.get(link).status_code == 401
+    assert token_client.get(another).status_code == 303
+    token_client.cookies.clear()
+    assert token_client.get(link).status_code == 401
     assert login_links.consume_login_token(home, another.split("token=")[1]), (
         "a browser that is in already uses up no link"
     )
-    assert linked.get("/runs").status_code == 303
+    assert token_client.get("/runs").status_code == 303
 
 
-def test_the_printed_address_or_its_token_may_be_typed(linked: TestClient, home: Settings) -> None:
+def test_the_printed_address_or_its_token_may_be_typed(token_client: TestClient, home: Settings) -> None:
     for shorten in (lambda link: link, lambda link: link.split("token=")[1]):
         link = login_links.create_login_link(home, "http://127.0.0.1:7860")
         form = {"password": f" {shorten(link)} ", "name": "Ada"}
-        assert linked.post("/login", data=form).status_code == 303
-        assert linked.post("/login", data=form).status_code == 401
+        assert token_client.post("/login", data=form).status_code == 303
+        assert token_client.post("/login", data=form).status_code == 401
     for wrong in ("", "x", "../session-key", "é", "http://127.0.0.1/login?token=", "http://[?token=x"):
-        assert linked.post("/login", data={"password": wrong}).status_code == 401
+        assert token_client.post("/login", data={"password": wrong}).status_code == 401
 
 
 def test_a_link_gets_too_old_and_lies_in_the_home_only_as_a_digest(

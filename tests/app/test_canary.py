@@ -1,7 +1,7 @@
-"""The canary for upgrades of Gradio: no event, no input and no route of the real pages hands out a file.
+"""The canary for upgrades of Gradio: no event, input or route of the real pages serves a file.
 
-A file with a random text lies outside of the home. Every input of every event is sent something that names it, each by
-itself; then the text must be nowhere: not in an answer, not in an upload, not at an address.
+A file with a random text lies outside of the home. Tests send a reference to it to every input of every event, one by
+one. The text must then appear in no response, no upload and at no address.
 """
 
 import json
@@ -27,7 +27,7 @@ META = {"_type": "gradio.FileData"}
 
 @dataclass
 class Bench:
-    """The pages of a home, and a file that they must not hand out."""
+    """The application of a home, and a file that it must not serve."""
 
     app: FastAPI
     settings: Settings
@@ -39,9 +39,9 @@ class Bench:
     def blocks(self) -> Any:
         return gradio_app(self.app).get_blocks()
 
-    def file(self, **more: Any) -> dict[str, Any]:
-        """What Gradio takes for a file."""
-        return {"path": str(self.canary), "meta": META, **more}
+    def file(self, **fields: Any) -> dict[str, Any]:
+        """The file in Gradio's format."""
+        return {"path": str(self.canary), "meta": META, **fields}
 
     def leaked(self) -> list[Path]:
         """Copies of the canary in the home."""
@@ -59,41 +59,45 @@ def bench(folder: Path, **changes: str) -> Bench:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Pages without a login, for a browser that has its cookie."""
-    made = bench(tmp_path_factory.mktemp("open"))
-    made.cookie = run_async(ask(made.app, "GET", "/data")).cookies()
-    yield made
+    """Pages without a login, with the cookie of a browser."""
+    pages = bench(tmp_path_factory.mktemp("open"))
+    pages.cookie = run_async(ask(pages.app, "GET", "/data")).cookies()
+    yield pages
 
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Pages behind a password, with the cookie of someone who is logged in."""
-    made = bench(tmp_path_factory.mktemp("locked"), password="cinnamon")
+    pages = bench(tmp_path_factory.mktemp("locked"), password="cinnamon")
     form = b"password=cinnamon&next=/"
-    answer = run_async(ask(made.app, "POST", "/login", form, "application/x-www-form-urlencoded"))
-    assert answer.status == 303
-    made.cookie = answer.cookies()
-    yield made
+    response = run_async(ask(pages.app, "POST", "/login", form, "application/x-www-form-urlencoded"))
+    assert response.status == 303
+    pages.cookie = response.cookies()
+    yield pages
 
 
-def payload(fn: Any, place: int, value: Any, **more: Any) -> bytes:
-    """An event whose input number `place` is `value`, and whose others are empty."""
-    data: list[Any] = [None] * max(len(fn.inputs), place + 1)
-    data[place] = value
-    return json.dumps({"data": data, "fn_index": fn._id, "session_hash": "canary", **more}).encode()
+def payload(fn: Any, index: int, value: Any, **fields: Any) -> bytes:
+    """An event whose input number `index` is `value`; the others are empty."""
+    data: list[Any] = [None] * max(len(fn.inputs), index + 1)
+    data[index] = value
+    return json.dumps({"data": data, "fn_index": fn._id, "session_hash": "canary", **fields}).encode()
 
 
 async def walk(bench: Bench, cookie: str, expected: int) -> int:
-    """Send a file to every input of every event, as it is, in a list, then deep inside lists and tables; returns how
-    many inputs there are. Fails at the first answer that is another, or that holds the text."""
+    """Send a file to every input of every event: as it is, in a list, and nested in lists and tables.
+
+    Returns the number of inputs. Fails at the first response that has another status or contains the text.
+    """
     count, file = 0, bench.file()
     deep = {"value": [None, {"value": [file]}]}
     for fn in bench.blocks.fns.values():
-        for place in range(len(fn.inputs)):
+        for index in range(len(fn.inputs)):
             for value in (file, [file], deep):
-                answer = await ask(bench.app, "POST", EVENT, payload(fn, place, value), cookie=cookie)
-                assert answer.status == expected, f"event {fn._id} ({fn.name}), input {place}: {answer.body[:200]!r}"
-                assert bench.text.encode() not in answer.body
+                response = await ask(bench.app, "POST", EVENT, payload(fn, index, value), cookie=cookie)
+                assert response.status == expected, (
+                    f"event {fn._id} ({fn.name}), input {index}: {response.body[:200]!r}"
+                )
+                assert bench.text.encode() not in response.body
             count += 1
     return count
 
@@ -103,7 +107,7 @@ def test_no_input_of_any_event_takes_a_file_of_the_server(opened: Bench) -> None
     assert not opened.leaked()
 
 
-def test_behind_a_password_nobody_asks_and_no_one_who_logged_in_gets_a_file(locked: Bench) -> None:
+def test_behind_a_password_no_file_is_served_with_or_without_login(locked: Bench) -> None:
     assert run_async(walk(locked, "", 401)) == run_async(walk(locked, locked.cookie, 400)) > 300
     assert not locked.leaked()
 
@@ -136,7 +140,7 @@ def test_no_other_route_takes_an_event(opened: Bench, path: str) -> None:
 
 
 def test_events_with_a_file_in_another_place_are_refused(opened: Bench) -> None:
-    """In what a click reports, deep in lists, and where no input is. No input is a text that Gradio reads as JSON."""
+    """In the event data, deep in lists, and after the last input. No input is a text that Gradio reads as JSON."""
     fns = opened.blocks.fns.values()
     fn = next(fn for fn in fns if fn.inputs)
     assert not [f for f in fns for block in f.inputs if type(block).__name__ == "JSON"]
@@ -165,35 +169,35 @@ def test_addresses_and_forms_that_gradio_cannot_read_are_refused(
         part = b"\r\nContent-Disposition: form-data; name=files" + name + b"\r\n\r\nwords\r\n"
         form, kind = b"--" + boundary + part + b"--" + boundary + b"--\r\n", "multipart/form-data; boundary="
         kind += boundary.decode()
-        answer = run_async(ask(opened.app, "POST", "/gradio_api/upload", form, kind, cookie=opened.cookie))
-        assert answer.status == 400 and UNANSWERABLE.encode() in answer.body
+        response = run_async(ask(opened.app, "POST", "/gradio_api/upload", form, kind, cookie=opened.cookie))
+        assert response.status == 400 and UNANSWERABLE.encode() in response.body
     assert [line for line in caplog.messages if line.startswith("/gradio_api/upload was refused: ")]
     assert "words" not in caplog.text
 
 
-def served_paths(routes: Any, before: str = "") -> Iterator[tuple[str, str]]:
-    """(method, path) of every route, those of included routers too."""
+def served_paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(method, path) of every route, including those of included routers."""
     for route in routes:
         inner = getattr(route, "original_router", None) or getattr(route, "app", None)
         if hasattr(route, "methods") and hasattr(route, "path"):
-            yield from ((method, before + route.path) for method in route.methods)
+            yield from ((method, prefix + route.path) for method in route.methods)
         elif hasattr(inner, "routes"):
-            yield from served_paths(inner.routes, before + getattr(route, "path", ""))
+            yield from served_paths(inner.routes, prefix + getattr(route, "path", ""))
 
 
-def test_every_route_of_gradio_that_the_pages_do_not_use_is_shut(opened: Bench) -> None:
-    """A route that a new version brings is found here: it must be shut, or be named in this list."""
+def test_every_route_of_gradio_that_the_pages_do_not_use_is_closed(opened: Bench) -> None:
+    """Fails on a new route of a later version of Gradio: it must be closed, or be added to this list."""
     used = {
         *(("POST", "/gradio_api/run/{api_name}"), ("POST", "/gradio_api/upload")),
         *(("GET", path) for path in ("/gradio_api/upload_progress", "/gradio_api/app_id", "/theme.css")),
         *(("GET", path) for path in ("/favicon.ico", "/robots.txt", "/assets/{path:path}", "/static/{path:path}")),
     }
     pages = {("GET", f"/{page}") for page, *_ in opened.blocks.pages}
-    found = set(served_paths(gradio_app(opened.app).routes))
-    assert len(found) > 50 and used <= found, sorted(found)
-    for method, path in sorted(found - used - pages - {("HEAD", "/"), ("GET", "/")}):
-        real = path.replace("{path_or_url:path}", str(opened.canary)).replace("{path:path}", str(opened.canary))
-        real = real.replace("{url_path:path}", "http://127.0.0.1:1/x").replace("{", "").replace("}", "")
-        answer = run_async(ask(opened.app, method, real, b"{}", cookie=opened.cookie))
-        assert answer.status in (404, 405), (method, path, answer.status)
-        assert opened.text.encode() not in answer.body
+    served = set(served_paths(gradio_app(opened.app).routes))
+    assert len(served) > 50 and used <= served, sorted(served)
+    for method, path in sorted(served - used - pages - {("HEAD", "/"), ("GET", "/")}):
+        url = path.replace("{path_or_url:path}", str(opened.canary)).replace("{path:path}", str(opened.canary))
+        url = url.replace("{url_path:path}", "http://127.0.0.1:1/x").replace("{", "").replace("}", "")
+        response = run_async(ask(opened.app, method, url, b"{}", cookie=opened.cookie))
+        assert response.status in (404, 405), (method, path, response.status)
+        assert opened.text.encode() not in response.body

@@ -1,4 +1,4 @@
-"""What it costs to keep pages fresh: few queries however long the queue is, and one look for many pages."""
+"""The cost of refreshing pages: few queries for a queue of any length, and one read for many pages."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -25,22 +25,22 @@ QUEUED = 200
 
 
 @contextmanager
-def counted(settings: Settings) -> Iterator[list[str]]:
-    """The queries sent in the block."""
-    sent: list[str] = []
+def recorded_queries(settings: Settings) -> Iterator[list[str]]:
+    """The SELECT queries sent in the block."""
+    queries: list[str] = []
 
-    def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+    def record(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
         if statement.startswith("SELECT"):
-            sent.append(statement)
+            queries.append(statement)
 
     engine = db.engine(settings)
-    event.listen(engine, "before_cursor_execute", note)
-    yield sent
-    event.remove(engine, "before_cursor_execute", note)
+    event.listen(engine, "before_cursor_execute", record)
+    yield queries
+    event.remove(engine, "before_cursor_execute", record)
 
 
 def fill(settings: Settings, count: int) -> None:
-    """As many waiting jobs, each with a dataset and a checkpoint that was measured; all of one experiment."""
+    """Add `count` waiting jobs of one experiment, each with a dataset and an evaluated checkpoint."""
     with db.writing(settings) as session:
         if session.get(Base, "base") is None:
             session.add_all([Base(id="base", name="tiny", source="folder", location="/x", state="ready")])
@@ -49,50 +49,52 @@ def fill(settings: Settings, count: int) -> None:
         for _ in range(count):
             job = rows_of_jobs.create(session, kind="train", queue="gpu", request={}, name="train")
             job.experiment_id = "all"
-            made = Dataset(name=job.id, kind="prompts", job_id=job.id)
-            session.add(made)
+            dataset = Dataset(name=job.id, kind="prompts", job_id=job.id)
+            session.add(dataset)
             session.flush()
             figures = {"mean_accepted_length": 2.0}
-            heads = Checkpoint(name=job.id, method="medusa", base_id="base", dataset_id=made.id, figures=figures)
+            heads = Checkpoint(name=job.id, method="medusa", base_id="base", dataset_id=dataset.id, figures=figures)
             session.add(heads)
             session.flush()
-            measured = {"state": "ready", "suite": "own", "speedup": 1.2, "tau": 2.0, "questions": job.id[:4]}
-            session.add(Evaluation(name=job.id, base_id="base", checkpoint_id=heads.id, result=figures, **measured))
+            columns = {"state": "ready", "suite": "own", "speedup": 1.2, "tau": 2.0, "questions": job.id[:4]}
+            session.add(Evaluation(name=job.id, base_id="base", checkpoint_id=heads.id, result=figures, **columns))
 
 
 def leaderboard_of(session: Session, query: dict[str, str]) -> list[object]:
-    """The list and the boxes above it."""
+    """The list and the fields above it."""
     board = evaluations.EVALUATIONS
     return [board.html(session, board.query_of(query), ""), *board.field_values(session, query)]
 
 
-def looked(settings: Settings, look: Callable[..., object]) -> int:
-    with counted(settings) as sent, db.reading(settings) as session:
-        assert look(session)
-    return len(sent)
+def count_queries(settings: Settings, view: Callable[..., object]) -> int:
+    with recorded_queries(settings) as queries, db.reading(settings) as session:
+        assert view(session)
+    return len(queries)
 
 
 def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Settings) -> None:
-    looks = {
-        "jobs": lambda rows: jobs.table(rows, ListQuery("All")),
-        "second page": lambda rows: jobs.table(
-            rows, ListQuery("Active"), "50.x" if rows.query(Job).count() > 50 else "0.x"
+    views = {
+        "jobs": lambda session: jobs.table(session, ListQuery("All")),
+        "second page": lambda session: jobs.table(
+            session, ListQuery("Active"), "50.x" if session.query(Job).count() > 50 else "0.x"
         ),
-        "one job": lambda rows: head(rows, rows.query(Job).first()),
-        "home": lambda rows: home_page.draw(rows, ""),
-        "models": lambda rows: models.table(rows, ListQuery("All")),
-        "data": lambda rows: data.table(rows, ListQuery("All")),
-        "checkpoints": lambda rows: checkpoints.CHECKPOINTS.html(rows, ListQuery("All"), ""),
-        "evaluations": lambda rows: leaderboard_of(rows, {}),
-        "evaluations sorted": lambda rows: leaderboard_of(rows, {"sort": "-tau", "temperature": "0"}),
-        "experiments": lambda rows: experiments.EXPERIMENTS.html(rows, ListQuery("All"), ""),
-        "an experiment": lambda rows: experiments.parts(rows, rows.get(Experiment, "all")),
-        **{f"signature of {page}": lambda rows, page=page: changes.SIGNATURES[page](rows, "") for page in WATCHED},
+        "one job": lambda session: head(session, session.query(Job).first()),
+        "home": lambda session: home_page.draw(session, ""),
+        "models": lambda session: models.table(session, ListQuery("All")),
+        "data": lambda session: data.table(session, ListQuery("All")),
+        "checkpoints": lambda session: checkpoints.CHECKPOINTS.html(session, ListQuery("All"), ""),
+        "evaluations": lambda session: leaderboard_of(session, {}),
+        "evaluations sorted": lambda session: leaderboard_of(session, {"sort": "-tau", "temperature": "0"}),
+        "experiments": lambda session: experiments.EXPERIMENTS.html(session, ListQuery("All"), ""),
+        "an experiment": lambda session: experiments.parts(session, session.get(Experiment, "all")),
+        **{
+            f"signature of {page}": lambda session, page=page: changes.SIGNATURES[page](session, "") for page in WATCHED
+        },
     }
     fill(home, 20)
-    few = {name: looked(home, look) for name, look in looks.items()}
+    few = {name: count_queries(home, view) for name, view in views.items()}
     fill(home, QUEUED - 20)
-    many = {name: looked(home, look) for name, look in looks.items()}
+    many = {name: count_queries(home, view) for name, view in views.items()}
     assert many == few
     assert max(many.values()) <= 15 and many["jobs"] <= 6 and many["signature of jobs"] == 1, many
 
@@ -100,75 +102,77 @@ def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Se
 WATCHED = ("home", "jobs", "models", "data", "checkpoints", "evaluations", "experiments")
 
 
-def ask(client: TestClient, **query: str) -> dict:
-    answer = client.get("/api/changes", params=query)
-    assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
-    return answer.json()
+def get_changes(client: TestClient, **query: str) -> dict:
+    response = client.get("/api/changes", params=query)
+    assert response.status_code == 200 and response.headers["cache-control"] == "no-store"
+    return response.json()
 
 
 @pytest.fixture
 def client(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    """The route, with nothing kept between two questions."""
+    """A client of the route, with its cache off."""
     monkeypatch.setattr(changes, "CACHE_SECONDS", 0.0)
     app = FastAPI()
     app.include_router(changes.routes(home))
-    with TestClient(app) as made:
-        yield made
+    with TestClient(app) as client:
+        yield client
 
 
 def test_the_answer_changes_when_rows_do_and_names_the_pause(client: TestClient, home: Settings) -> None:
-    first = ask(client, page="jobs")
+    first = get_changes(client, page="jobs")
     assert first["wait"] == changes.IDLE and "sp-strip" in first["strip"]["html"]
-    again = ask(client, page="jobs", strip=first["strip"]["tag"])
+    again = get_changes(client, page="jobs", strip=first["strip"]["tag"])
     assert again == {"page": first["page"], "wait": changes.IDLE}, "an idle page is told nothing"
     with db.writing(home) as session:
         job = rows_of_jobs.create(session, kind="train", queue="gpu", request={}, name="<b>train")
         other = rows_of_jobs.create(session, kind="train", queue="gpu", request={}, name="other")
         job.state = "RUNNING"
-    later = ask(client, page="jobs", strip=first["strip"]["tag"])
+    later = get_changes(client, page="jobs", strip=first["strip"]["tag"])
     assert later["page"] != first["page"] and later["wait"] == changes.LISTED
     assert "train" in later["strip"]["html"] and "<b>train" not in later["strip"]["html"]
-    opened = ask(client, page="jobs", id=job.id)
+    opened = get_changes(client, page="jobs", id=job.id)
     assert opened["wait"] == changes.OPEN
     with db.writing(home) as session:
         session.get(Job, other.id).version += 1
-    assert ask(client, page="jobs", id=job.id)["page"] == opened["page"], "another job is no reason to draw this one"
+    assert get_changes(client, page="jobs", id=job.id)["page"] == opened["page"], (
+        "another job is no reason to draw this one"
+    )
     with db.writing(home) as session:
         session.get(Job, job.id).version += 1
-    assert ask(client, page="jobs", id=job.id)["page"] != opened["page"]
+    assert get_changes(client, page="jobs", id=job.id)["page"] != opened["page"]
 
 
-def test_pages_that_live_from_no_rows_get_the_strip_alone(client: TestClient) -> None:
+def test_pages_without_rows_get_only_the_strip(client: TestClient) -> None:
     for page in ("", "playground", "../etc"):
-        assert ask(client, page=page)["page"] == ""
+        assert get_changes(client, page=page)["page"] == ""
 
 
 def test_the_signature_is_the_one_that_the_page_remembers(client: TestClient, home: Settings) -> None:
-    """Else every question would make it draw itself anew."""
+    """Otherwise every poll would redraw the page."""
     fill(home, 2)
-    for what in changes.LISTINGS[:4]:
+    for listing in changes.LISTINGS[:4]:
         with db.reading(home) as session:
-            row = session.query(what.table).first().id
+            row = session.query(listing.table).first().id
             for row_id in ("", row):
-                assert ask(client, page=what.page, id=row_id)["page"] == what.now(session, row_id)
+                assert get_changes(client, page=listing.page, id=row_id)["page"] == listing.now(session, row_id)
 
 
-def test_many_pages_that_ask_at_once_are_answered_by_one_look(home: Settings) -> None:
+def test_simultaneous_requests_are_answered_by_one_read(home: Settings) -> None:
     fill(home, 3)
 
-    async def fifty() -> list[dict]:
+    async def ask_fifty_times() -> list[dict]:
         board = changes.ChangesCache(home)
         return await asyncio.gather(*(board.answer("jobs", "", "") for _ in range(50)))
 
-    with counted(home) as sent:
-        answers = run_async(fifty())
+    with recorded_queries(home) as queries:
+        answers = run_async(ask_fifty_times())
     assert len(answers) == 50 and all(answer == answers[0] for answer in answers)
-    assert len(sent) <= 6, sent
+    assert len(queries) <= 6, queries
 
 
-def test_a_database_that_is_away_is_said_in_the_strip(home: Settings) -> None:
+def test_an_unavailable_database_is_reported_in_the_strip(home: Settings) -> None:
     from dataclasses import replace
 
-    away = replace(home, database_url="sqlite:////nonexistent-folder/x.db")
-    answer = run_async(changes.ChangesCache(away).answer("jobs", "", ""))
+    unavailable = replace(home, database_url="sqlite:////nonexistent-folder/x.db")
+    answer = run_async(changes.ChangesCache(unavailable).answer("jobs", "", ""))
     assert answer["page"] == "" and "cannot be used now" in answer["strip"]["html"]

@@ -10,9 +10,9 @@ import pytest
 from app.widgets.charts import ChartStyle, line_chart, tick_words, ticks
 
 
-def numbers(made: str) -> dict:
-    """What a chart says to the script."""
-    return json.loads(html.unescape(re.search(r'data-chart="([^"]+)"', made)[1]))
+def chart_data(markup: str) -> dict:
+    """The data that a chart passes to the script."""
+    return json.loads(html.unescape(re.search(r'data-chart="([^"]+)"', markup)[1]))
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ def test_ticks_are_round_numbers_inside_the_range(low, high, expected):
 
 def test_a_chart_names_every_series_with_its_last_value():
     heads = {"head 1": [(0, 0.1), (10, 0.5)], "head 2": [(0, 0.05), (10, 0.25)]}
-    made = line_chart("Top-1 accuracy", heads, percent=True)
-    assert "head 1" in made and "50%" in made and "head 2" in made and "25%" in made
-    assert "Top-1 accuracy: head 1 50%, head 2 25% at step 10" in made
+    markup = line_chart("Top-1 accuracy", heads, percent=True)
+    assert "head 1" in markup and "50%" in markup and "head 2" in markup and "25%" in markup
+    assert "Top-1 accuracy: head 1 50%, head 2 25% at step 10" in markup
 
 
 def test_a_chart_of_choices_names_the_best_point_and_where_it_lies():
@@ -44,28 +44,28 @@ def test_the_best_loss_is_the_lowest():
 
 @pytest.mark.parametrize("value", [0.0, 0.0003, 2.5, 90_000.0])
 def test_a_single_point_is_in_the_middle(value):
-    found = numbers(line_chart("Speed", {"a": [(500, value)]}))
-    for (low, high), middle in ((found["x"], 500), (found["y"], value)):
+    data = chart_data(line_chart("Speed", {"a": [(500, value)]}))
+    for (low, high), middle in ((data["x"], 500), (data["y"], value)):
         assert low < middle < high and middle - low == pytest.approx(high - middle)
 
 
 def test_numbers_that_are_not_finite_leave_no_broken_line():
-    made = line_chart("Loss", {"train": [(0, 2.0), (1, math.nan), (2, 1.0)]})
-    assert ",nan" not in made
+    markup = line_chart("Loss", {"train": [(0, 2.0), (1, math.nan), (2, 1.0)]})
+    assert ",nan" not in markup
     assert line_chart("Loss", {"train": [(0, math.nan)]}) == ""
 
 
 def test_a_long_run_is_thinned_and_keeps_its_last_point():
-    made = line_chart("Loss", {"train": [(i, i / 1000) for i in range(5000)]})
-    assert len(re.search(r'points="([^"]+)"', made)[1].split()) < 200
-    assert len(numbers(made)["points"][0]) < 200
-    assert "<b>5</b>" in made
+    markup = line_chart("Loss", {"train": [(i, i / 1000) for i in range(5000)]})
+    assert len(re.search(r'points="([^"]+)"', markup)[1].split()) < 200
+    assert len(chart_data(markup)["points"][0]) < 200
+    assert "<b>5</b>" in markup
 
 
 def test_a_hostile_name_is_shown_literally():
-    made = line_chart("<img src=x onerror=alert(1)>", {"${alert(1)}": [(0, 1.0), (1, 2.0)]})
-    assert "<img" not in made
-    assert "${" not in made
+    markup = line_chart("<img src=x onerror=alert(1)>", {"${alert(1)}": [(0, 1.0), (1, 2.0)]})
+    assert "<img" not in markup
+    assert "${" not in markup
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_labels_of_an_axis_differ(values, percent, expected):
     assert tick_words(values, percent) == expected
 
 
-def test_axes_say_what_they_count():
-    made = line_chart("Speed", {"a": [(0, 1.0), (1, 2.0)]}, unit="tokens/s", across="rows")
-    assert ">tokens/s</text>" in made and ">rows</text>" in made
+def test_axes_are_labelled():
+    markup = line_chart("Speed", {"a": [(0, 1.0), (1, 2.0)]}, unit="tokens/s", across="rows")
+    assert ">tokens/s</text>" in markup and ">rows</text>" in markup
 
 
-def test_the_numbers_come_along():
-    found = numbers(line_chart("Loss", {"train ${x}": [(0, 2.0), (10, 1.23456789)]}, unit="nats"))
-    assert found["names"] == ["train ${x}"] and found["points"] == [[[0, 2.0], [10, 1.23457]]]
-    assert found["x"] == [0, 10] and found["unit"] == "nats" and found["title"] == "Loss"
+def test_a_chart_holds_its_data():
+    data = chart_data(line_chart("Loss", {"train ${x}": [(0, 2.0), (10, 1.23456789)]}, unit="nats"))
+    assert data["names"] == ["train ${x}"] and data["points"] == [[[0, 2.0], [10, 1.23457]]]
+    assert data["x"] == [0, 10] and data["unit"] == "nats" and data["title"] == "Loss"

@@ -1,4 +1,4 @@
-"""Checkpoints on their page, in the pickers, and on the way out."""
+"""Checkpoints on their page, in the pickers and as downloads."""
 
 import hashlib
 import io
@@ -34,15 +34,15 @@ def base_id(home: Settings) -> str:
 
 
 def add(home: Settings, row: object) -> str:
-    with writing(home) as rows:
-        rows.add(row)
-        rows.flush()
+    with writing(home) as session:
+        session.add(row)
+        session.flush()
         return row.id  # type: ignore[attr-defined]
 
 
 def add_checkpoint(home: Settings, base_id: str, name: str = "heads", **values: object) -> str:
-    made = {"method": "medusa", "state": "ready", "base_sha256": "a" * 64} | values
-    return add(home, Checkpoint(name=name, base_id=base_id, **made))
+    columns = {"method": "medusa", "state": "ready", "base_sha256": "a" * 64} | values
+    return add(home, Checkpoint(name=name, base_id=base_id, **columns))
 
 
 def write_files(folder: Path) -> Path:
@@ -72,9 +72,9 @@ def download(client: TestClient, checkpoint_id: str):
 
 def test_the_zip_holds_the_files_and_their_sums_agree(home: Settings, base_id: str, client: TestClient) -> None:
     folder = write_files(home.home / "checkpoints" / "one" / "attempt-1")
-    answer = download(client, add_checkpoint(home, base_id, "Köpfe / 1", path=str(folder)))
-    assert answer.headers["content-disposition"] == 'attachment; filename="tiny-K-pfe-1.zip"'
-    archive = zipfile.ZipFile(io.BytesIO(answer.content))
+    response = download(client, add_checkpoint(home, base_id, "Köpfe / 1", path=str(folder)))
+    assert response.headers["content-disposition"] == 'attachment; filename="tiny-K-pfe-1.zip"'
+    archive = zipfile.ZipFile(io.BytesIO(response.content))
     assert archive.testzip() is None
     assert sorted(archive.namelist()) == ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
     for line in archive.read("SHA256SUMS").decode().splitlines():
@@ -90,44 +90,44 @@ def test_a_damaged_checkpoint_is_not_given_away(home: Settings, base_id: str, cl
     with open(weights, "r+b") as file:
         file.seek(1_000_000)
         file.write(os.urandom(512))
-    answer = download(client, row_id)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "damaged")
-    assert "'heads' is damaged: model.safetensors" in answer.json()["error"]["message"]
+    response = download(client, row_id)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "damaged")
+    assert "'heads' is damaged: model.safetensors" in response.json()["error"]["message"]
 
 
 def test_the_head_that_comes_with_the_starter_is_served_from_where_it_is_installed(
     home: Settings, base_id: str, client: TestClient
 ) -> None:
-    answer = download(client, add_checkpoint(home, base_id, path=str(STARTER_HEAD)))
-    archive = zipfile.ZipFile(io.BytesIO(answer.content))
+    response = download(client, add_checkpoint(home, base_id, path=str(STARTER_HEAD)))
+    archive = zipfile.ZipFile(io.BytesIO(response.content))
     assert archive.read("SHA256SUMS") == (STARTER_HEAD / "SHA256SUMS").read_bytes()
 
 
-@pytest.mark.parametrize("place", ["/etc", "../outside", "link"])
+@pytest.mark.parametrize("location", ["/etc", "../outside", "link"])
 def test_files_outside_of_the_store_are_never_served(
-    home: Settings, base_id: str, client: TestClient, tmp_path: Path, place: str
+    home: Settings, base_id: str, client: TestClient, tmp_path: Path, location: str
 ) -> None:
     outside = write_files(tmp_path / "outside")
     store = home.home / "checkpoints"
     store.mkdir(parents=True)
     (store / "link").symlink_to(outside)
-    path = {"/etc": "/etc", "../outside": str(store / ".." / ".." / "outside"), "link": str(store / "link")}[place]
-    answer = download(client, add_checkpoint(home, base_id, path=path))
-    assert answer.status_code == 404
-    assert "cannot be downloaded" in answer.json()["error"]["message"]
+    path = {"/etc": "/etc", "../outside": str(store / ".." / ".." / "outside"), "link": str(store / "link")}[location]
+    response = download(client, add_checkpoint(home, base_id, path=path))
+    assert response.status_code == 404
+    assert "cannot be downloaded" in response.json()["error"]["message"]
 
 
 def test_an_unknown_or_unfinished_checkpoint_says_so(home: Settings, base_id: str, client: TestClient) -> None:
     assert download(client, "0" * 32).status_code == 404
-    answer = download(client, add_checkpoint(home, base_id, state="pending"))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "conflict")
+    response = download(client, add_checkpoint(home, base_id, state="pending"))
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "conflict")
 
 
-def test_missing_files_are_said_rather_than_sent_empty(home: Settings, base_id: str, client: TestClient) -> None:
+def test_missing_files_are_reported_rather_than_sent_empty(home: Settings, base_id: str, client: TestClient) -> None:
     path = home.home / "checkpoints" / "gone"
-    answer = download(client, add_checkpoint(home, base_id, path=str(path)))
-    assert answer.status_code == 404
-    assert "are missing" in answer.json()["error"]["message"]
+    response = download(client, add_checkpoint(home, base_id, path=str(path)))
+    assert response.status_code == 404
+    assert "are missing" in response.json()["error"]["message"]
 
 
 def test_the_page_shows_lineage_figures_and_links(home: Settings, base_id: str) -> None:
@@ -135,10 +135,10 @@ def test_the_page_shows_lineage_figures_and_links(home: Settings, base_id: str) 
     row_id = add_checkpoint(home, base_id, dataset_id=data_id, config={"settings": {"lr": 0.001, "heads": 4}})
     result = {"mean_accepted_length": 2.345, "speedup": 1.5, "identical_to_plain": True}
     add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id, result=result))
-    with reading(home) as rows:
-        row = rows.get_one(Checkpoint, row_id)
-        head, links = checkpoint_rows.head(rows, row), checkpoint_rows.actions(rows, row)
-        listed = checkpoint_rows.checkpoints_table(rows)
+    with reading(home) as session:
+        row = session.get_one(Checkpoint, row_id)
+        head, links = checkpoint_rows.head(session, row), checkpoint_rows.actions(session, row)
+        listed = checkpoint_rows.checkpoints_table(session)
         config = checkpoint_rows.settings_table(row)
     assert f'href="/models?id={base_id}"' in head
     assert f'href="/data?id={data_id}"' in head
@@ -152,30 +152,30 @@ def test_the_page_shows_lineage_figures_and_links(home: Settings, base_id: str) 
 def test_figures_that_came_with_the_files_are_called_reference_until_it_is_measured_here(
     home: Settings, base_id: str
 ) -> None:
-    came = {"mean_accepted_length": 2.15, "speedup": 1.7, "tokens_per_second": 53.4, "measured_on": "mt_bench"}
-    row_id = add_checkpoint(home, base_id, figures=came, config={"data": "5621 answers of the starter"})
-    with reading(home) as rows:
-        row = rows.get_one(Checkpoint, row_id)
-        head, listed = checkpoint_rows.head(rows, row), checkpoint_rows.checkpoints_table(rows)
+    reference = {"mean_accepted_length": 2.15, "speedup": 1.7, "tokens_per_second": 53.4, "measured_on": "mt_bench"}
+    row_id = add_checkpoint(home, base_id, figures=reference, config={"data": "5621 answers of the starter"})
+    with reading(home) as session:
+        row = session.get_one(Checkpoint, row_id)
+        head, listed = checkpoint_rows.head(session, row), checkpoint_rows.checkpoints_table(session)
         assert head.count("reference: measured elsewhere") == 2 and "5621 answers of the starter" in head
         assert "reference" in listed and "measured<" not in listed and "5621 answers" in listed
-        assert "1.70× (reference)" in targets.draft_choices(rows, "tiny")[0][0]
+        assert "1.70× (reference)" in targets.draft_choices(session, "tiny")[0][0]
     result = {"mean_accepted_length": 2.345}
     add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id, result=result))
-    with reading(home) as rows:
-        row = rows.get_one(Checkpoint, row_id)
-        head = checkpoint_rows.head(rows, row)
+    with reading(home) as session:
+        row = session.get_one(Checkpoint, row_id)
+        head = checkpoint_rows.head(session, row)
     assert "reference" not in head and "1.70" not in head and "53.4" not in head
 
 
 def test_names_are_shown_literally_everywhere(home: Settings, base_id: str) -> None:
     row_id = add_checkpoint(home, base_id, NASTY, note=NASTY, config={NASTY: NASTY})
-    with reading(home) as rows:
-        row = rows.get_one(Checkpoint, row_id)
+    with reading(home) as session:
+        row = session.get_one(Checkpoint, row_id)
         parts = (
-            checkpoint_rows.checkpoints_table(rows),
-            checkpoint_rows.head(rows, row),
-            checkpoint_rows.actions(rows, row),
+            checkpoint_rows.checkpoints_table(session),
+            checkpoint_rows.head(session, row),
+            checkpoint_rows.actions(session, row),
             checkpoint_rows.settings_table(row),
         )
     for html in parts:
@@ -184,17 +184,17 @@ def test_names_are_shown_literally_everywhere(home: Settings, base_id: str) -> N
 
 
 def test_an_empty_list_says_how_to_get_one(home: Settings) -> None:
-    with reading(home) as rows:
-        assert 'href="/runs/new"' in checkpoint_rows.checkpoints_table(rows)
+    with reading(home) as session:
+        assert 'href="/runs/new"' in checkpoint_rows.checkpoints_table(session)
 
 
 def test_only_drafts_that_fit_the_weights_are_offered(home: Settings, base_id: str) -> None:
     add_checkpoint(home, base_id, "fits")
     add_checkpoint(home, base_id, "stranger", base_sha256="b" * 64)
     add_checkpoint(home, base_id, "unfinished", state="pending")
-    with reading(home) as rows:
-        values = [value for _, value in targets.draft_choices(rows, "tiny")]
-        why = targets.why_off(rows, "tiny", "fits")
+    with reading(home) as session:
+        values = [value for _, value in targets.draft_choices(session, "tiny")]
+        why = targets.why_off(session, "tiny", "fits")
     assert values == ["fits", targets.LOOKUP_CHOICE, targets.PLAIN]
     assert "stranger" in why
 
@@ -203,15 +203,15 @@ def test_only_drafts_that_fit_the_weights_are_offered(home: Settings, base_id: s
     ("mtp", "offered"), [({"layers": 1, "reason": ""}, True), ({"layers": 1, "reason": "No."}, False)]
 )
 def test_a_models_own_layer_is_offered_if_it_can_draft(home: Settings, base_id: str, mtp: dict, offered: bool) -> None:
-    with writing(home) as rows:
-        base = rows.get_one(Base, base_id)
+    with writing(home) as session:
+        base = session.get_one(Base, base_id)
         base.card = {**(base.card or {}), "mtp": mtp}
-    with reading(home) as rows:
-        values = [value for _, value in targets.draft_choices(rows, "tiny")]
-        compared = [value for _, value in targets.all_targets(rows)]
-        shown = models.details(rows.get_one(Base, base_id))
+    with reading(home) as session:
+        values = [value for _, value in targets.draft_choices(session, "tiny")]
+        compared = [value for _, value in targets.all_targets(session)]
+        html = models.details(session.get_one(Base, base_id))
     assert (targets.OWN_CHOICE in values, "tiny:mtp" in compared) == (offered, offered)
-    assert "1 layer" in shown and ("No." in shown) != offered
+    assert "1 layer" in html and ("No." in html) != offered
 
 
 def test_the_best_measured_draft_is_offered_first_and_preselected(home: Settings, base_id: str) -> None:
@@ -219,10 +219,10 @@ def test_the_best_measured_draft_is_offered_first_and_preselected(home: Settings
     add_checkpoint(home, base_id, "deep", figures={"speedup": 1.4, "mean_accepted_length": 3.0})
     add_checkpoint(home, base_id, "estimated", figures={"mean_accepted_length": 2.5})
     add_checkpoint(home, base_id, "newest")
-    with reading(home) as rows:
-        choices = targets.draft_choices(rows, "tiny")
-        compared = targets.all_targets(rows)
-        preselected = playground.drafts_of_base(rows, "tiny")[1]
+    with reading(home) as session:
+        choices = targets.draft_choices(session, "tiny")
+        compared = targets.all_targets(session)
+        preselected = playground.drafts_of_base(session, "tiny")[1]
     assert [value for _, value in choices][:4] == ["fast", "deep", "estimated", "newest"]
     assert choices[0][0] == "fast · medusa · τ 2.00 · 1.90×"
     assert playground.opening(home, {}).draft == "fast" == preselected
@@ -240,13 +240,13 @@ def test_the_address_goes_before_what_a_chat_used_last(home: Settings, base_id: 
 
 
 def test_the_page_says_why_speculation_is_off(home: Settings, base_id: str) -> None:
-    with reading(home) as rows:
-        assert "no draft yet" in targets.why_off(rows, "tiny", "")
+    with reading(home) as session:
+        assert "no draft yet" in targets.why_off(session, "tiny", "")
     add_checkpoint(home, base_id)
-    with reading(home) as rows:
-        assert "no draft is selected" in targets.why_off(rows, "tiny", "")
-        assert targets.why_off(rows, "tiny", "heads") == ""
-        assert "no base model yet" in targets.why_off(rows, "unknown", "")
+    with reading(home) as session:
+        assert "no draft is selected" in targets.why_off(session, "tiny", "")
+        assert targets.why_off(session, "tiny", "heads") == ""
+        assert "no base model yet" in targets.why_off(session, "unknown", "")
 
 
 @pytest.mark.parametrize(
@@ -279,8 +279,8 @@ def test_the_playground_reopens_a_chat_with_its_own_model(home: Settings, base_i
     add_checkpoint(home, base_id, "old")
     add_checkpoint(home, base_id, "new")
     run, _ = turns.next_turn(home, "", "tiny", "hello", turns.TurnOptions(), LOOKUP)
-    found = opening(home, {"chat": run.group_id})
-    assert (found.base, found.draft, found.chat) == ("tiny", targets.LOOKUP_CHOICE, run.group_id)
+    opened = opening(home, {"chat": run.group_id})
+    assert (opened.base, opened.draft, opened.chat) == ("tiny", targets.LOOKUP_CHOICE, run.group_id)
     assert opening(home, {"chat": "../../etc"}).chat == ""
 
 
@@ -289,11 +289,11 @@ def test_an_evaluation_is_queued_with_a_link_to_its_job(home: Settings, base_id:
     with gr.Blocks() as blocks:
         CheckpointPanel(home, hidden("chosen"))
     submits = {fn.inputs[0].elem_id: fn.fn for fn in blocks.fns.values() if fn.name == "submit"}
-    said, url = submits["checkpoint-evaluate-name"]("", row_id)
-    with reading(home) as rows:
-        job = rows.query(Job).one()
+    message, url = submits["checkpoint-evaluate-name"]("", row_id)
+    with reading(home) as session:
+        job = session.query(Job).one()
     assert (job.kind, job.request["checkpoint_id"]) == ("evaluate", row_id)
-    assert (said, url) == ("", f"/runs?id={job.id}")
+    assert (message, url) == ("", f"/runs?id={job.id}")
     assert "does not exist" in submits["checkpoint-evaluate-name"]("", "0" * 32)[0]
     assert "choose a dataset" in submits["checkpoint-replay-name"]("", row_id, None)[0]
 
@@ -301,10 +301,10 @@ def test_an_evaluation_is_queued_with_a_link_to_its_job(home: Settings, base_id:
 def test_the_page_notices_when_an_evaluation_ends(home: Settings, base_id: str) -> None:
     row_id = add_checkpoint(home, base_id)
     evaluation_id = add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id))
-    with reading(home) as rows:
-        before = checkpoint_rows.signature(rows)
-    with writing(home) as rows:
-        measured = rows.get_one(Evaluation, evaluation_id)
-        measured.result, measured.state = {"mean_accepted_length": 1.5}, "ready"
-    with reading(home) as rows:
-        assert checkpoint_rows.signature(rows) != before
+    with reading(home) as session:
+        before = checkpoint_rows.signature(session)
+    with writing(home) as session:
+        evaluation = session.get_one(Evaluation, evaluation_id)
+        evaluation.result, evaluation.state = {"mean_accepted_length": 1.5}, "ready"
+    with reading(home) as session:
+        assert checkpoint_rows.signature(session) != before

@@ -1,4 +1,4 @@
-"""What a page asks of drafting: read from its fields, checked in one sentence, stored with the run, shown again."""
+"""Drafting options of a page: read from its fields, validated, stored with the run and shown again."""
 
 from dataclasses import replace
 
@@ -18,12 +18,12 @@ from tracking.tables import Base, Checkpoint
 @pytest.fixture
 def home(home: Settings) -> Settings:
     """A base and Medusa heads; no inference server answers."""
-    made = replace(home, inference_url="http://127.0.0.1:9")
-    with writing(made) as rows:
-        rows.add(Base(id="base", name="tiny", source="folder", location="", state="ready", weights_sha256="w"))
-        rows.flush()
-        rows.add(Checkpoint(id="new", name="new", method="medusa", state="ready", base_id="base", base_sha256="w"))
-    return made
+    settings = replace(home, inference_url="http://127.0.0.1:9")
+    with writing(settings) as session:
+        session.add(Base(id="base", name="tiny", source="folder", location="", state="ready", weights_sha256="w"))
+        session.flush()
+        session.add(Checkpoint(id="new", name="new", method="medusa", state="ready", base_id="base", base_sha256="w"))
+    return settings
 
 
 WARM = TurnOptions(temperature=0.7)
@@ -34,11 +34,11 @@ def warm(tree: str = "", acceptance: str = "exact", probabilities: bool = False)
 
 
 def speculation_of(settings, run_id: str) -> dict:
-    with reading(settings) as rows:
-        return runs.get_run(rows, run_id).request.get("speculation", {})
+    with reading(settings) as session:
+        return runs.get_run(session, run_id).request.get("speculation", {})
 
 
-def asked(settings, model: str, options: TurnOptions, drafter: str = "") -> dict:
+def stored_speculation(settings, model: str, options: TurnOptions, drafter: str = "") -> dict:
     run, _ = turns.next_turn(settings, "", model, "hello", options, drafter)
     return speculation_of(settings, run.id)
 
@@ -51,19 +51,19 @@ def test_fields_are_read_and_written_back():
     assert options_of(*sampling, "own", "exact", False).speculation() == {}
 
 
-def test_what_was_asked_is_stored_with_the_run(home):
-    assert asked(home, "tiny@new", warm("chain 2", "typical", True)) == {
+def test_drafting_options_are_stored_with_the_run(home):
+    assert stored_speculation(home, "tiny@new", warm("chain 2", "typical", True)) == {
         "tree": "chain 2",
         "acceptance": "typical",
         "probabilities": True,
     }
-    assert asked(home, "tiny", warm("chain 2", "typical")) == {}, "a base alone drafts nothing"
-    assert asked(home, "tiny", warm("depth 3"), LOOKUP) == {"drafter": LOOKUP, "tree": "depth 3"}
-    assert asked(home, "tiny@new", warm("own")) == {}
+    assert stored_speculation(home, "tiny", warm("chain 2", "typical")) == {}, "a base alone drafts nothing"
+    assert stored_speculation(home, "tiny", warm("depth 3"), LOOKUP) == {"drafter": LOOKUP, "tree": "depth 3"}
+    assert stored_speculation(home, "tiny@new", warm("own")) == {}
 
 
 @pytest.mark.parametrize(
-    ("model", "drafter", "options", "why"),
+    ("model", "drafter", "options", "message"),
     [
         ("tiny@new", "", warm("fast"), "expected own"),
         ("tiny@new", "", warm("chain 40"), "40 deep"),
@@ -74,18 +74,21 @@ def test_what_was_asked_is_stored_with_the_run(home):
         ("tiny@new", "", TurnOptions(acceptance="typical"), "temperature above 0"),
     ],
 )
-def test_what_cannot_be_drafted_is_said_in_one_sentence(home, model, drafter, options, why):
-    with pytest.raises(BadInput, match=why):
+def test_invalid_drafting_options_are_refused(home, model, drafter, options, message):
+    with pytest.raises(BadInput, match=message):
         turns.next_turn(home, "", model, "hello", options, drafter)
     if not drafter:
-        with pytest.raises(BadInput, match=why):
+        with pytest.raises(BadInput, match=message):
             playground.send_turn(home, "", *model.partition("@")[::2], "hello", options)
 
 
-def test_a_comparison_leaves_plain_columns_as_they_are_and_shows_what_it_asked(home):
+def test_a_comparison_leaves_plain_columns_as_they_are_and_shows_its_options(home):
     group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny@new", "")], "hello", warm("chain 3"))
-    with reading(home) as rows:
-        assert [run.request.get("speculation") for run in runs.group_runs(rows, group)] == [None, {"tree": "chain 3"}]
+    with reading(home) as session:
+        assert [run.request.get("speculation") for run in runs.group_runs(session, group)] == [
+            None,
+            {"tree": "chain 3"},
+        ]
     options = compare.opening(home, {"comparison": group}, [])[2]
     assert options.seed is not None and replace(options, seed=None) == warm("chain 3")
     assert compare.opening(home, {"tree": "chain 2"}, [])[2] == TurnOptions(tree="chain 2")

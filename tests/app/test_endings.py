@@ -1,4 +1,4 @@
-"""How jobs end on the pages: a result in the list, a verdict after a training, a report after an evaluation."""
+"""Finished jobs on the pages: a result in the list, a verdict after a training, a report after an evaluation."""
 
 from dataclasses import replace
 from html import unescape
@@ -16,53 +16,53 @@ from tracking.evaluations import columns_of
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.requests import KINDS
 
-WAYS = {name: f"/{name}" for name in ("prompts", "data", "longer", "method", "chat", "evaluate")}
-NONE = TrainingFacts(tau=1.5, measured=False)
+LINKS = {name: f"/{name}" for name in ("prompts", "data", "longer", "method", "chat", "evaluate")}
+FACTS = TrainingFacts(tau=1.5, measured=False)
 
 
 @pytest.mark.parametrize(
-    ("known", "words", "tone", "link"),
+    ("facts", "text", "tone", "link"),
     [
-        (replace(NONE, tau=None), "its quality is unknown", "info", "/evaluate"),
-        (replace(NONE, tau=2.0, rows=100, prompts=900), "held-out", "good", "/chat"),
+        (replace(FACTS, tau=None), "its quality is unknown", "info", "/evaluate"),
+        (replace(FACTS, tau=2.0, rows=100, prompts=900), "held-out", "good", "/chat"),
         (
-            replace(NONE, rows=100, prompts=900),
+            replace(FACTS, rows=100, prompts=900),
             "on 100 conversations. Generate responses to all 900",
             "info",
             "/prompts",
         ),
-        (replace(NONE, rows=100, prompts=0), "Import more prompts", "info", "/data"),
-        (replace(NONE, rows=2_500, prompts=2_600, still_learning=True), "train it longer", "info", "/longer"),
-        (replace(NONE, rows=2_500), "EAGLE-3 has a higher acceptance rate", "info", "/method"),
-        (replace(NONE, tau=1.2, rows=2_500), "estimated on held-out conversations", "info", "/method"),
-        (replace(NONE, tau=1.2, rows=2_500, measured=True), "too low", "warn", "/method"),
+        (replace(FACTS, rows=100, prompts=0), "Import more prompts", "info", "/data"),
+        (replace(FACTS, rows=2_500, prompts=2_600, still_learning=True), "train it longer", "info", "/longer"),
+        (replace(FACTS, rows=2_500), "EAGLE-3 has a higher acceptance rate", "info", "/method"),
+        (replace(FACTS, tau=1.2, rows=2_500), "estimated on held-out conversations", "info", "/method"),
+        (replace(FACTS, tau=1.2, rows=2_500, measured=True), "too low", "warn", "/method"),
         (
-            replace(NONE, tau=1.9, measured=True, speedup=0.8, slower=True, rows=9_000),
+            replace(FACTS, tau=1.9, measured=True, speedup=0.8, slower=True, rows=9_000),
             "too slow: 0.80 ×",
             "warn",
             "/method",
         ),
-        (replace(NONE, tau=2.4, measured=True, speedup=0.8, slower=True, rows=9_000), "too slow", "warn", "/method"),
-        (replace(NONE, tau=2.4, measured=True, speedup=1.7), "1.70 × the baseline", "good", "/chat"),
+        (replace(FACTS, tau=2.4, measured=True, speedup=0.8, slower=True, rows=9_000), "too slow", "warn", "/method"),
+        (replace(FACTS, tau=2.4, measured=True, speedup=1.7), "1.70 × the baseline", "good", "/chat"),
     ],
 )
 def test_a_verdict_says_what_it_means_and_what_to_do_next(
-    known: TrainingFacts, words: str, tone: str, link: str
+    facts: TrainingFacts, text: str, tone: str, link: str
 ) -> None:
-    result = verdict.verdict(known, WAYS)
-    assert words in result.text
+    result = verdict.verdict(facts, LINKS)
+    assert text in result.text
     assert (result.tone, result.link) == (tone, link)
     assert result.button
 
 
 def test_an_estimate_gives_no_verdict_on_speed() -> None:
-    result = verdict.verdict(replace(NONE, tau=1.2, rows=2_500), WAYS)
+    result = verdict.verdict(replace(FACTS, tau=1.2, rows=2_500), LINKS)
     assert "too low" not in result.text
     assert "Evaluate it on questions" in result.text
 
 
 @pytest.mark.parametrize(
-    ("kind", "result", "words"),
+    ("kind", "result", "text"),
     [
         ("import_prompts", {"rows": 1_200, "bad_rows": 3}, "1,200 rows · 3 skipped"),
         ("import_answered", {"rows": 8, "bad_rows": 0}, "8 rows"),
@@ -80,89 +80,89 @@ def test_an_estimate_gives_no_verdict_on_speed() -> None:
         ("somebody's own", {"rows": 1}, ""),
     ],
 )
-def test_every_job_that_is_done_says_its_result(kind: str, result: dict, words: str) -> None:
+def test_every_job_that_is_done_says_its_result(kind: str, result: dict, text: str) -> None:
     job = Job(name="a", kind=kind, queue="io", state="SUCCEEDED", result=result)
-    assert job_rows.outcome(job) == words
+    assert job_rows.outcome(job) == text
     job.state = "RUNNING"
     assert job_rows.outcome(job) == ""
 
 
-def test_no_kind_of_job_is_without_words() -> None:
+def test_every_kind_of_job_has_a_result_text() -> None:
     assert job_rows.RESULTS.keys() == {request.kind for request in KINDS}
 
 
 @pytest.fixture
 def trained(home: Settings) -> Settings:
     """A training that succeeded on 40 of 3,000 prompts, and its checkpoint."""
-    asked = {"source_id": "prompts", "base_id": "base", "max_tokens": 64, "limit": 40}
+    config = {"source_id": "prompts", "base_id": "base", "max_tokens": 64, "limit": 40}
     figures = {"mean_accepted_length": 1.4, "best_step": 10, "step": 12, "loss": 3.0}
-    with writing(home) as rows:
-        rows.add(Base(id="base", name="tiny", source="folder", location="/x", path="/x", state="ready"))
-        rows.add(Dataset(id="prompts", name="prompts", kind="prompts", state="ready", rows=3_000))
-        rows.flush()
+    with writing(home) as session:
+        session.add(Base(id="base", name="tiny", source="folder", location="/x", path="/x", state="ready"))
+        session.add(Dataset(id="prompts", name="prompts", kind="prompts", state="ready", rows=3_000))
+        session.flush()
         data = Dataset(id="answers", name="answers", kind="conversations", state="ready", rows=40, base_id="base")
-        data.source_id, data.config = "prompts", asked
+        data.source_id, data.config = "prompts", config
         request = {"method": "medusa", "base_id": "base", "dataset_id": "answers", "checkpoint_id": "heads"}
         job = Job(id="job", name="Train heads", kind="train", queue="gpu", state="SUCCEEDED", request=request)
         job.result = {"checkpoint_id": "heads", **figures}
-        rows.add_all([data, job])
-        rows.flush()
+        session.add_all([data, job])
+        session.flush()
         heads = Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base", job_id="job")
         heads.dataset_id, heads.figures = "answers", figures
-        rows.add(heads)
+        session.add(heads)
     return home
 
 
-def shown(settings: Settings, job_id: str = "job") -> str:
-    with reading(settings) as rows:
-        return unescape(head(rows, rows.get_one(Job, job_id)))
+def job_html(settings: Settings, job_id: str = "job") -> str:
+    with reading(settings) as session:
+        return unescape(head(session, session.get_one(Job, job_id)))
 
 
 def test_a_training_ends_with_its_verdict_and_the_button(trained: Settings) -> None:
-    html = shown(trained)
+    html = job_html(trained)
     assert "τ 1.40 estimated on held-out conversations" in html
     assert 'href="/data?id=prompts"' in html and "Generate responses to all 3,000 prompts" in html
 
 
 def test_the_evaluation_that_followed_decides_and_is_linked(trained: Settings) -> None:
-    with writing(trained) as rows:
+    with writing(trained) as session:
         pending = Evaluation(id="first", name="e", state="pending", base_id="base", checkpoint_id="heads", job_id="job")
         pending.suite = "built_in"
-        rows.add(pending)
-    assert "Open its running evaluation" in shown(trained)
+        session.add(pending)
+    assert "Open its running evaluation" in job_html(trained)
     result = {"mean_accepted_length": 2.3, "speedup": 1.6, "speedup_interval": [1.5, 1.7]}
-    with writing(trained) as rows:
-        row = rows.get_one(Evaluation, "first")
+    with writing(trained) as session:
+        row = session.get_one(Evaluation, "first")
         row.state, row.result = "ready", result
         for name, value in columns_of(result).items():
             setattr(row, name, value)
-    html = shown(trained)
+    html = job_html(trained)
     assert "τ 2.30 on questions" in html and "1.60 × the baseline" in html
     assert 'href="/results?id=first"' in html and "running evaluation" not in html
 
 
-def test_a_page_left_open_hears_of_the_evaluation_that_followed(trained: Settings) -> None:
-    """When it was asked for, and when it ended."""
+def test_an_open_page_notices_the_evaluation_that_followed(trained: Settings) -> None:
+    """The signature changes when the evaluation is added and when it ends."""
 
     def signature() -> str:
         with reading(trained) as session:
             return jobs.row_signature(session, "job")
 
-    seen = [signature()]
+    signatures = [signature()]
     with writing(trained) as session:
         draft = session.query(Checkpoint).filter_by(job_id="job").one()
         session.add(Evaluation(id="later", name="later", checkpoint_id=draft.id, base_id=draft.base_id))
-    seen.append(signature())
+    signatures.append(signature())
     with writing(trained) as session:
         session.get_one(Evaluation, "later").state = "ready"
-    seen.append(signature())
-    assert len({*seen}) == 3 and seen[-1] == signature()
+    signatures.append(signature())
+    assert len({*signatures}) == 3 and signatures[-1] == signature()
 
 
 def test_a_failed_training_has_no_verdict(trained: Settings) -> None:
-    with writing(trained) as rows:
-        rows.get_one(Job, "job").state = "FAILED"
-    assert 'id="verdict"' not in shown(trained)
+    with writing(trained) as session:
+        session.get_one(Job, "job").state = "FAILED"
+    assert 'id="verdict"' not in job_html(trained)
 
 
 def test_an_evaluations_job_shows_its_report(trained: Settings) -> None:
@@ -172,7 +172,7 @@ def test_an_evaluations_job_shows_its_report(trained: Settings) -> None:
         "acceptance_by_depth": [0.61, 0.42],
         "per_category": {"math": {"speedup": 1.9, "prompts": 4}, "prose": {"speedup": 1.2, "prompts": 6}},
     }
-    with writing(trained) as rows:
+    with writing(trained) as session:
         ready = {
             "state": "ready",
             "suite": "built_in",
@@ -180,28 +180,28 @@ def test_an_evaluations_job_shows_its_report(trained: Settings) -> None:
             "checkpoint_id": "heads",
             "job_id": "measure",
         }
-        rows.add(Evaluation(id="e", name="e", **ready, result=result, **columns_of(result)))
+        session.add(Evaluation(id="e", name="e", **ready, result=result, **columns_of(result)))
         job = Job(id="measure", name="Evaluate", kind="evaluate", queue="gpu", state="SUCCEEDED", result=result)
         job.request = {"evaluation_id": "e"}
-        rows.add(job)
-    html = shown(trained, "measure")
-    for words in ("2.20 – 2.40 (95 %)", "1.50 – 1.70 × (95 %)", "61%", "math", "prose"):
-        assert words in html, words
-    with reading(trained) as rows:
-        assert evaluation_view.report_of(rows, rows.get_one(Job, "job")) == ""
-        assert "τ 2.30 · 1.60 ×" in jobs.table(rows, ListQuery("All"))
+        session.add(job)
+    html = job_html(trained, "measure")
+    for text in ("2.20 – 2.40 (95 %)", "1.50 – 1.70 × (95 %)", "61%", "math", "prose"):
+        assert text in html, text
+    with reading(trained) as session:
+        assert evaluation_view.report_of(session, session.get_one(Job, "job")) == ""
+        assert "τ 2.30 · 1.60 ×" in jobs.table(session, ListQuery("All"))
 
 
 def test_the_list_of_checkpoints_tells_measured_from_estimated(trained: Settings) -> None:
-    with reading(trained) as rows:
-        assert ">estimated<" in checkpoints.CHECKPOINTS.html(rows, ListQuery("All"), "")
-    with writing(trained) as rows:
-        found = {"mean_accepted_length": 2.0, "tokens_per_second": 30.0}
-        rows.add(
-            Evaluation(name="e", state="ready", suite="built_in", base_id="base", checkpoint_id="heads", result=found)
+    with reading(trained) as session:
+        assert ">estimated<" in checkpoints.CHECKPOINTS.html(session, ListQuery("All"), "")
+    with writing(trained) as session:
+        result = {"mean_accepted_length": 2.0, "tokens_per_second": 30.0}
+        session.add(
+            Evaluation(name="e", state="ready", suite="built_in", base_id="base", checkpoint_id="heads", result=result)
         )
-    with reading(trained) as rows:
-        html = checkpoints.CHECKPOINTS.html(rows, ListQuery("All"), "")
+    with reading(trained) as session:
+        html = checkpoints.CHECKPOINTS.html(session, ListQuery("All"), "")
         assert ">measured<" in html and ">estimated<" not in html
 
 
@@ -209,6 +209,6 @@ def test_a_running_job_has_a_bar_and_a_done_one_its_result(trained: Settings) ->
     job = Job(id="x", name="x", kind="train", queue="gpu", state="RUNNING", done=4, total=10, unit="steps")
     job.progress_note = ""
     assert "<progress" in job_rows.jobs_table([job], {})
-    with reading(trained) as rows:
-        html = jobs.table(rows, ListQuery("All"))
+    with reading(trained) as session:
+        html = jobs.table(session, ListQuery("All"))
     assert "<progress" not in html and "held-out τ 1.40 · loss 3.000" in html

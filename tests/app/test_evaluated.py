@@ -1,4 +1,4 @@
-"""From an evaluation's figure to its worst prompts and their steps: what the page shows, the run a button starts."""
+"""An evaluation's page: its figures, its worst prompts, and the run that a button starts to show their steps."""
 
 from dataclasses import replace
 
@@ -35,28 +35,28 @@ RESULT = {
 @pytest.fixture
 def home(home: Settings) -> Settings:
     """An evaluation of heads; no inference server answers."""
-    made = replace(home, inference_url="http://127.0.0.1:9")
-    with writing(made) as rows:
-        rows.add(Base(id="base", name="tiny", source="folder", location="", state="ready"))
-        rows.flush()
-        rows.add(Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base"))
-        rows.flush()
-        asked = {"config": {"drafting": {"tree": [[0, 0]]}}, "temperature": 0.7, "top_p": 0.9, "suite": "built_in"}
+    settings = replace(home, inference_url="http://127.0.0.1:9")
+    with writing(settings) as session:
+        session.add(Base(id="base", name="tiny", source="folder", location="", state="ready"))
+        session.flush()
+        session.add(Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base"))
+        session.flush()
+        columns = {"config": {"drafting": {"tree": [[0, 0]]}}, "temperature": 0.7, "top_p": 0.9, "suite": "built_in"}
         links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
-        rows.add(Evaluation(id="one", name="one", result=RESULT, speedup_high=0.8, **links, **asked))
-    return made
+        session.add(Evaluation(id="one", name="one", result=RESULT, speedup_high=0.8, **links, **columns))
+    return settings
 
 
 def row_of(home: Settings) -> Evaluation:
-    with reading(home) as rows:
-        return rows.get_one(Evaluation, "one")
+    with reading(home) as session:
+        return session.get_one(Evaluation, "one")
 
 
 def test_a_prompt_is_run_again_as_it_was_asked_with_the_models_probabilities(home):
-    chat, refused = run_again(home, "one", "0")
-    assert "does not respond" in refused
-    with reading(home) as rows:
-        (run,) = runs.group_runs(rows, chat)
+    chat, error = run_again(home, "one", "0")
+    assert "does not respond" in error
+    with reading(home) as session:
+        (run,) = runs.group_runs(session, chat)
     assert (run.model, run.request["messages"]) == ("tiny@heads", PROMPTS[0]["messages"])
     assert run.request["speculation"] == {"tree": [[0, 0]], "probabilities": True}
     assert {key: run.request[key] for key in ("max_tokens", "temperature", "top_p")} == {
@@ -67,57 +67,57 @@ def test_a_prompt_is_run_again_as_it_was_asked_with_the_models_probabilities(hom
 
 
 def test_a_question_after_a_prompt_of_several_turns_sees_all_of_them(home):
-    said = [("system", "Be brief."), ("user", "one?"), ("assistant", "1"), ("user", "two?")]
-    several = [{"role": role, "content": content} for role, content in said]
-    with writing(home) as rows:
-        rows.get_one(Evaluation, "one").result = {"per_prompt": [{**PROMPTS[0], "messages": several}]}
+    conversation = [("system", "Be brief."), ("user", "one?"), ("assistant", "1"), ("user", "two?")]
+    messages = [{"role": role, "content": content} for role, content in conversation]
+    with writing(home) as session:
+        session.get_one(Evaluation, "one").result = {"per_prompt": [{**PROMPTS[0], "messages": messages}]}
     chat, _ = run_again(home, "one", "0")
-    with writing(home) as rows:
-        (shown,) = runs.group_runs(rows, chat)
-        shown.text, shown.state = "2", "SUCCEEDED"
-    asked = turns.next_turn(home, chat, "tiny@heads", "three?", turns.TurnOptions())[0]
-    answered = [*several, {"role": "assistant", "content": "2"}, {"role": "user", "content": "three?"}]
-    assert asked.request["messages"] == answered
-    again = turns.next_turn(home, chat, "tiny@heads", "two!", turns.TurnOptions(system="Be long."), after="")[0]
-    assert [m["content"] for m in again.request["messages"]] == ["Be long.", "one?", "1", "two!"], "another version"
+    with writing(home) as session:
+        (stored,) = runs.group_runs(session, chat)
+        stored.text, stored.state = "2", "SUCCEEDED"
+    followed = turns.next_turn(home, chat, "tiny@heads", "three?", turns.TurnOptions())[0]
+    expected = [*messages, {"role": "assistant", "content": "2"}, {"role": "user", "content": "three?"}]
+    assert followed.request["messages"] == expected
+    edited = turns.next_turn(home, chat, "tiny@heads", "two!", turns.TurnOptions(system="Be long."), after="")[0]
+    assert [m["content"] for m in edited.request["messages"]] == ["Be long.", "one?", "1", "two!"], "another version"
     new = turns.next_turn(home, "", "tiny@heads", "alone?", turns.TurnOptions())[0]
     assert [m["content"] for m in new.request["messages"]] == ["alone?"]
 
 
 @pytest.mark.parametrize("number", ["1", "2", "-1", "x", ""])
-def test_a_prompt_that_is_not_kept_is_said_so(home, number):
+def test_a_prompt_that_is_not_stored_is_refused(home, number):
     with pytest.raises(BadInput, match=PROMPT_NOT_STORED):
         run_again(home, "one", number)
 
 
-def test_what_was_deleted_is_said_so(home):
-    with writing(home) as rows:
-        rows.get_one(Evaluation, "one").base_id = None
+def test_a_deleted_evaluation_or_model_is_refused(home):
+    with writing(home) as session:
+        session.get_one(Evaluation, "one").base_id = None
     for row_id in ("one", "gone"):
         with pytest.raises(NotFound, match="gone|was deleted"):
             run_again(home, row_id, "0")
 
 
-def test_the_page_says_what_went_wrong_and_leads_nowhere(home):
+def test_the_page_shows_an_error_and_opens_nothing(home):
     class Click:
         wanted = "0"
 
-    said, target = EvaluationPanel.show_steps(type("Page", (), {"settings": home})(), "one", Click())
-    assert "sp-bad" in said and target == ""
+    message, target = EvaluationPanel.show_steps(type("Page", (), {"settings": home})(), "one", Click())
+    assert "sp-bad" in message and target == ""
 
 
 def test_the_page_shows_where_the_draft_does_well_and_no_prompt_as_markup(home):
-    with reading(home) as rows:
-        html = evaluation_view.view(rows, rows.get_one(Evaluation, "one"))
-    for words in ("Tokens per step", "1 token", "by position in the response", "0 – 15", "from 16", "code (40)", "75%"):
-        assert words in html
+    with reading(home) as session:
+        html = evaluation_view.view(session, session.get_one(Evaluation, "one"))
+    for text in ("Tokens per step", "1 token", "by position in the response", "0 – 15", "from 16", "code (40)", "75%"):
+        assert text in html
     assert "<img" not in html and "${" not in html
     assert html.count("data-make=") == 1, "only what is kept can be run again"
     assert html.index("1.10") < html.index("2.50") and "turn 2" in html
     assert "Plain decoding is faster on this machine" in html and "busy" not in html
-    with writing(home) as rows:
-        rows.get_one(Evaluation, "one").result = {**RESULT, "busy": f"The machine was busy. {NASTY}"}
-        html = evaluation_view.view(rows, rows.get_one(Evaluation, "one"))
+    with writing(home) as session:
+        session.get_one(Evaluation, "one").result = {**RESULT, "busy": f"The machine was busy. {NASTY}"}
+        html = evaluation_view.view(session, session.get_one(Evaluation, "one"))
     assert "The machine was busy." in html and "<img" not in html
 
 
@@ -127,60 +127,60 @@ def test_an_evaluation_without_any_of_it_shows_nothing(home):
 
 
 def test_the_page_says_what_is_not_known_and_why(home):
-    told = {"mean_accepted_length": 2.0, "per_prompt": PROMPTS}
+    result = {"mean_accepted_length": 2.0, "per_prompt": PROMPTS}
     links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
-    served = evaluation_view.breakdown(Evaluation(result=told, source="team", **links))
+    served = evaluation_view.breakdown(Evaluation(result=result, source="team", **links))
     assert evaluation_view.OF_SERVERS in served
     assert served.count("data-make=") == 1 and evaluation_view.ANSWERED_HERE in served
-    unknown = evaluation_view.breakdown(Evaluation(result=told, source="team", state="ready"))
+    unknown = evaluation_view.breakdown(Evaluation(result=result, source="team", state="ready"))
     assert "Worst prompts" in unknown and "data-make" not in unknown, "whose model is not here"
     assert evaluation_view.OF_SERVERS not in evaluation_view.breakdown(row_of(home))
 
 
 def test_a_running_evaluation_shows_each_question_as_it_comes(home):
-    told = {"mean_accepted_length": 2.125, "tokens_per_second": 30.0, "plain_tokens_per_second": 20.0}
-    with writing(home) as rows:
+    figures = {"mean_accepted_length": 2.125, "tokens_per_second": 30.0, "plain_tokens_per_second": 20.0}
+    with writing(home) as session:
         request = {"evaluation_id": "two", "checkpoint_id": "heads", "base_id": "base"}
-        job = jobs.create(rows, kind="evaluate", queue="gpu", request=request, name="two")
-        rows.add(Evaluation(id="two", name="two", state="pending", base_id="base", job_id=job.id))
-        jobs.claim(rows, job.id, "worker", 30)
-        assert "report follows when all" in job_panel.no_charts(rows.get_one(Job, job.id))
-        assert evaluation_view.report_of(rows, job) == ""
-        first = {"question": NASTY, "category": "math", "end_to_end_speedup": 1.5, **told}
-        old, new = (2, {"question": "again", **told}), (2, {"question": "q2", **told})
-        reports.write(rows, job.id, 1, reports.JobReport(samples=[(1, first), old, new]))
-        page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
-        assert evaluation_view.report_of(rows, job) in page
+        job = jobs.create(session, kind="evaluate", queue="gpu", request=request, name="two")
+        session.add(Evaluation(id="two", name="two", state="pending", base_id="base", job_id=job.id))
+        jobs.claim(session, job.id, "worker", 30)
+        assert "report follows when all" in job_panel.no_charts(session.get_one(Job, job.id))
+        assert evaluation_view.report_of(session, job) == ""
+        first = {"question": NASTY, "category": "math", "end_to_end_speedup": 1.5, **figures}
+        old, new = (2, {"question": "again", **figures}), (2, {"question": "q2", **figures})
+        reports.write(session, job.id, 1, reports.JobReport(samples=[(1, first), old, new]))
+        page = evaluation_view.view(session, session.get_one(Evaluation, "two"))
+        assert evaluation_view.report_of(session, job) in page
     assert page.index("q2") < page.index("math") and "again" not in page, "the newest first, of each the last"
-    for words in ("2.12", "30.0", "20.0", "1.50", "Results so far", "Running"):
-        assert words in page, words
+    for text in ("2.12", "30.0", "20.0", "1.50", "Results so far", "Running"):
+        assert text in page, text
     assert "<img" not in page and "sp-tile" not in page, "no report yet"
 
 
 def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_buttons(home):
     replayed = {**RESULT, "mean_accepted_length": 2.5, "mean_accepted_length_interval": [2.0, 3.0]}
     replayed |= {"replayed": {"file": NASTY, "rows": 12}, "projected_speedup": 1.7}
-    with writing(home) as rows:
+    with writing(home) as session:
         links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
-        rows.add(Dataset(id="said", name="-message", kind="conversations", state="ready"))
-        asked = ReplayRequest(base_id="base", checkpoint_id="heads", dataset_id="said", limit=12).to_json()
-        rows.add(Evaluation(id="two", name="two", result=replayed, config=asked, **links))
+        session.add(Dataset(id="said", name="-message", kind="conversations", state="ready"))
+        request = ReplayRequest(base_id="base", checkpoint_id="heads", dataset_id="said", limit=12).to_json()
+        session.add(Evaluation(id="two", name="two", result=replayed, config=request, **links))
         job = Job(kind="replay", queue="gpu", name="two", request={"evaluation_id": "two"})
-        rows.add(job)
-        page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
-        of_job = evaluation_view.report_of(rows, job)
-    for html in (page, of_job):
-        for words in (
+        session.add(job)
+        page = evaluation_view.view(session, session.get_one(Evaluation, "two"))
+        job_page = evaluation_view.report_of(session, job)
+    for html in (page, job_page):
+        for text in (
             "2.00 – 3.00 (95 %)",
             "1.70 ×",
             "by position in the response",
             "Drafted, by kind",
             "Worst prompts",
         ):
-            assert words in html, words
+            assert text in html, text
         assert "<img" not in html and "Speedup" not in html
         assert "speculoos replay run --draft tiny@heads --limit 12 -- -message" in html
-    assert page.count("data-make=") == 1 and "data-make" not in of_job
+    assert page.count("data-make=") == 1 and "data-make" not in job_page
 
 
 def side(tokens_per_second: float, tau: float | None = None, failed: int = 0) -> dict:

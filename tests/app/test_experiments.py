@@ -1,4 +1,4 @@
-"""Experiments from rows alone: made, filled and emptied; their page, curve and CSV."""
+"""Experiments: created, filled and emptied; their page, curve and CSV."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ TOKEN = "hf_" + "a" * 30
 
 @pytest.fixture
 def filled(home: Settings) -> Settings:
-    """An experiment of three trainings on more and more data, an export of one draft, a job that is in none."""
+    """An experiment of three trainings on more and more data, an export of one draft, and a job without experiment."""
     with db.writing(home) as session:
         session.add(Base(id="base", name="tiny", source="folder", location="/x", state="ready"))
         session.add(Dataset(id="prompts", name=HOSTILE, kind="prompts", state="ready", rows=10))
@@ -38,31 +38,31 @@ def filled(home: Settings) -> Settings:
             Dataset(id="data", name="answers", kind="conversations", state="ready", rows=9, source_id="prompts")
         )
         session.flush()
-        for place, name in enumerate(("one", "two", FORMULA), 1):
-            add_training(session, home, name, place)
-        exported = Export(checkpoint_id="draft-1", format="vllm").to_json()
-        session.add(Job(id="export", name="Export", kind="export", queue="io", state="SUCCEEDED", request=exported))
+        for number, name in enumerate(("one", "two", FORMULA), 1):
+            add_training(session, home, name, number)
+        request = Export(checkpoint_id="draft-1", format="vllm").to_json()
+        session.add(Job(id="export", name="Export", kind="export", queue="io", state="SUCCEEDED", request=request))
         session.add(Job(id="other", name=f"Plan {TOKEN}", kind="plan", queue="gpu", state="SUCCEEDED"))
     return home
 
 
-def add_training(session: db.Session, home: Settings, name: str, place: int) -> None:
-    settings = {"lr": 0.001, "draft_path": f"{home.home}/checkpoints/d/attempt-1"} if place == 3 else {"lr": 0.001}
-    request = Train("medusa", "base", "data", settings, checkpoint_id=f"draft-{place}").to_json()
-    job = Job(id=f"job-{place}", name=f"Train {name}", kind="train", queue="gpu", state="RUNNING", attempt=1)
+def add_training(session: db.Session, home: Settings, name: str, number: int) -> None:
+    settings = {"lr": 0.001, "draft_path": f"{home.home}/checkpoints/d/attempt-1"} if number == 3 else {"lr": 0.001}
+    request = Train("medusa", "base", "data", settings, checkpoint_id=f"draft-{number}").to_json()
+    job = Job(id=f"job-{number}", name=f"Train {name}", kind="train", queue="gpu", state="RUNNING", attempt=1)
     job.request, job.experiment_id = request, "exp"
     session.add(job)
     draft = Checkpoint(
-        id=f"draft-{place}", name=name, method="medusa", base_id="base", dataset_id="data", state="ready"
+        id=f"draft-{number}", name=name, method="medusa", base_id="base", dataset_id="data", state="ready"
     )
-    draft.job_id, draft.figures, draft.config = job.id, {"tokens": 1000 * 2**place}, request
-    draft.path = f"{home.home}/checkpoints/d/attempt-1" if place == 1 else ""
+    draft.job_id, draft.figures, draft.config = job.id, {"tokens": 1000 * 2**number}, request
+    draft.path = f"{home.home}/checkpoints/d/attempt-1" if number == 1 else ""
     session.add(draft)
     session.flush()
-    write(session, job.id, 1, JobReport(metrics={("train/loss", 1): 2.0, ("eval/tau", 1): 1 + place / 10}))
+    write(session, job.id, 1, JobReport(metrics={("train/loss", 1): 2.0, ("eval/tau", 1): 1 + number / 10}))
     job.state = "SUCCEEDED"
     row = Evaluation(name=name, base_id="base", checkpoint_id=draft.id, state="ready", suite="own", questions="GSM8K")
-    row.tau, row.tau_low, row.tau_high, row.speedup = 1.5 + place / 10, 1.4 + place / 10, 1.6 + place / 10, 1.2
+    row.tau, row.tau_low, row.tau_high, row.speedup = 1.5 + number / 10, 1.4 + number / 10, 1.6 + number / 10, 1.2
     session.add(row)
 
 
@@ -78,10 +78,10 @@ def client(settings: Settings) -> TestClient:
     return TestClient(app)
 
 
-def test_a_name_makes_one_once(home: Settings) -> None:
+def test_names_of_experiments_are_unique(home: Settings) -> None:
     with db.writing(home) as session:
-        made = experiments.create(session, "  rates ")
-        assert made.name == "rates"
+        experiment = experiments.create(session, "  rates ")
+        assert experiment.name == "rates"
         with pytest.raises(Conflict, match="experiment named 'rates'"):
             experiments.create(session, "rates")
         with pytest.raises(BadInput, match="cannot be empty"):
@@ -98,17 +98,17 @@ def test_jobs_are_added_by_name_and_taken_out_with_what_they_made(filled: Settin
     assert "Not done: 1. A name cannot be empty." in run_bulk_action(add, ["job-2"], "  ")
     assert "This job does not exist" in run_bulk_action(add, ["nowhere"], "sizes")
     with db.reading(filled) as session:
-        made = session.query(Experiment).filter_by(name="sizes").one()
-        assert [job.id for job in experiments.jobs_of(session, made.id)] == ["job-1", "other"]
-        assert session.get_one(Checkpoint, "draft-1").experiment_id == made.id
-        assert experiments.counts(session, [made.id, "exp"]) == {made.id: (2, 1, 0), "exp": (2, 2, 0)}
+        experiment = session.query(Experiment).filter_by(name="sizes").one()
+        assert [job.id for job in experiments.jobs_of(session, experiment.id)] == ["job-1", "other"]
+        assert session.get_one(Checkpoint, "draft-1").experiment_id == experiment.id
+        assert experiments.counts(session, [experiment.id, "exp"]) == {experiment.id: (2, 1, 0), "exp": (2, 2, 0)}
     page.remove(filled, "job-1")
     with db.reading(filled) as session:
         assert session.get_one(Job, "job-1").experiment_id is None
         assert session.get_one(Checkpoint, "draft-1").experiment_id is None
 
 
-def test_a_shard_is_no_job_of_its_own(filled: Settings) -> None:
+def test_a_shard_cannot_be_moved_to_an_experiment(filled: Settings) -> None:
     with db.writing(filled) as session:
         session.add(Job(id="shard", name="Part 1", kind="train", queue="gpu", parent_id="other", number=1))
     with db.writing(filled) as session, pytest.raises(Conflict, match="part of another job"):
@@ -124,15 +124,15 @@ def test_deleting_leaves_the_jobs(filled: Settings) -> None:
 
 
 def test_its_page_shows_names_and_notes_literally(filled: Settings) -> None:
-    shown = "".join(parts(filled))
-    assert "<img" not in shown and "${" not in shown and "&lt;img" in shown
+    html = "".join(parts(filled))
+    assert "<img" not in html and "${" not in html and "&lt;img" in html
     with db.reading(filled) as session:
         listed = page.experiments_table(session)
         assert "<img" not in listed and FORMULA in listed
         assert "No matches" in page.experiments_table(session, ListQuery("All", "nowhere"))
 
 
-def test_its_page_has_figures_jobs_and_ways_on(filled: Settings) -> None:
+def test_its_page_has_figures_jobs_and_links(filled: Settings) -> None:
     head, figures, curves, jobs = parts(filled)
     assert "/runs/compare?ids=job-1,job-2,job-3" in head and "/api/experiments/exp.csv" in head
     assert "2,000" in figures and "1.50 – 1.70" in figures and "GSM8K" in figures
@@ -144,26 +144,26 @@ def test_its_page_has_figures_jobs_and_ways_on(filled: Settings) -> None:
     assert jobs.count('data-choose="job-') == 3 and 'href="/runs?id=job-1"' in jobs and "data-pick" not in jobs
 
 
-def test_trainings_that_say_nothing_of_themselves_are_shown(filled: Settings) -> None:
-    """Rows of another version, or of a base that is gone."""
+def test_trainings_with_incomplete_requests_are_shown(filled: Settings) -> None:
+    """Such as rows of another version, or of a deleted base."""
     with db.writing(filled) as session:
         session.get_one(Job, "job-1").request = {}
         session.get_one(Job, "job-2").request = {"method": "gone", "base_id": "gone", "settings": {"x": [1]}}
-    shown = parts(filled)
-    assert "Training runs" in shown[2]
+    sections = parts(filled)
+    assert "Training runs" in sections[2]
     assert client(filled).get("/api/experiments/exp.csv").status_code == 200
 
 
-def test_an_empty_one_says_what_to_do(home: Settings) -> None:
+def test_an_empty_experiment_says_what_to_do(home: Settings) -> None:
     with db.writing(home) as session:
         session.add(Experiment(id="exp", name="new"))
-    shown = "".join(parts(home))
-    assert "No jobs yet" in shown and "no training runs with results yet" in shown
+    html = "".join(parts(home))
+    assert "No jobs yet" in html and "no training runs with results yet" in html
     with db.reading(home) as session:
         assert "Jobs</th>" in page.experiments_table(session)
 
 
-def test_a_second_set_is_missed_when_it_goes(filled: Settings) -> None:
+def test_a_draft_depends_on_its_second_dataset(filled: Settings) -> None:
     with db.writing(filled) as session:
         second = Dataset(id="more", name="letters", kind="conversations", state="ready", rows=5)
         session.add(second)
@@ -196,22 +196,22 @@ def test_the_csv_has_a_line_an_evaluation_and_no_formula(filled: Settings) -> No
     assert not re.search(r"(^|,)=", text, re.MULTILINE)
 
 
-def test_a_file_of_nothing_is_one_sentence(filled: Settings) -> None:
-    answer = client(filled).get("/api/experiments/nowhere.csv")
-    assert answer.status_code == 404 and "This experiment does not exist" in answer.text
+def test_the_csv_of_an_unknown_experiment_is_not_found(filled: Settings) -> None:
+    response = client(filled).get("/api/experiments/nowhere.csv")
+    assert response.status_code == 404 and "This experiment does not exist" in response.text
     with db.reading(filled) as session, pytest.raises(NotFound):
         row(session, Experiment, "experiment", "x" * 500)
 
 
-def test_a_page_of_it_follows_the_rows(filled: Settings) -> None:
-    def seen() -> tuple[str, str]:
+def test_signatures_follow_the_rows(filled: Settings) -> None:
+    def signatures() -> tuple[str, str]:
         with db.reading(filled) as session:
             return experiments.signature(session), experiments.row_signature(session, "exp")
 
-    before = seen()
-    assert seen() == before
+    before = signatures()
+    assert signatures() == before
     save(filled, Experiment, "exp", FORMULA, "another note")
-    noted = seen()
+    noted = signatures()
     assert noted[0] != before[0] and noted[1] != before[1]
     page.remove(filled, "job-1")
-    assert seen()[1] != noted[1]
+    assert signatures()[1] != noted[1]

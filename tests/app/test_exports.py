@@ -1,4 +1,4 @@
-"""Server formats on a checkpoint's page: made as a job, proved, stored once, sent in parts, and no longer offered when
+"""Exports on a checkpoint's page: created by a job, validated, stored once, sent in ranges, and no longer offered when
 the checkpoint has changed."""
 
 import io
@@ -39,7 +39,7 @@ def eight_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def heads(home: Settings, eight_layers: Path) -> str:
-    """The id of an EAGLE-3 checkpoint, its weights random."""
+    """The id of an EAGLE-3 checkpoint with random weights."""
     from models.base import load_base
     from models.checkpoints import save_draft
     from models.eagle3 import Eagle3Draft
@@ -62,56 +62,60 @@ def client(home: Settings) -> TestClient:
     return TestClient(app)
 
 
-def ordered(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, JobContext]:
-    """An export, claimed as a worker would."""
+def claim_export(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, JobContext]:
+    """Submit an export and claim it as a worker would."""
     job = submit(Export(checkpoint_id=checkpoint_id, format=name), settings=home)
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
     return Export(**job.request), JobContext(home, job.id, attempt, JobTiming())
 
 
-def made(home: Settings, checkpoint_id: str, name: str) -> dict:
-    request, context = ordered(home, checkpoint_id, name)
+def create_export(home: Settings, checkpoint_id: str, name: str) -> dict:
+    request, context = claim_export(home, checkpoint_id, name)
     result = work.run_export(request, context)
     with db.writing(home) as session:
         jobs.succeed(session, context.job_id, context.attempt, result)
     return result
 
 
-def page(home: Settings, checkpoint_id: str) -> str:
+def exports_html(home: Settings, checkpoint_id: str) -> str:
     with db.reading(home) as session:
         return export_rows.exports_table(session, home, session.get_one(Checkpoint, checkpoint_id))
 
 
 def row_of(html: str, title: str) -> str:
-    """The line of a format."""
+    """The table row of a format."""
     return next(line for line in re.findall(r"<tr>.*?</tr>", html, re.S) if title in line)
 
 
-def test_a_format_is_offered_made_proved_and_sent_in_parts(home: Settings, heads: str, client: TestClient) -> None:
-    before = page(home, heads)
+def test_an_export_is_offered_created_validated_and_sent_in_ranges(
+    home: Settings, heads: str, client: TestClient
+) -> None:
+    before = exports_html(home, heads)
     assert 'data-make="vllm"' in row_of(before, "vLLM") and "data-made" not in row_of(before, "vLLM")
     assert "support Medusa heads only" in row_of(before, "Medusa") and "data-make" not in row_of(before, "Medusa")
     address = f"/api/checkpoints/{heads}/exports/vllm"
     assert client.get(address).status_code == 404
 
-    request, context = ordered(home, heads, "vllm")
-    assert "Being created" in row_of(page(home, heads), "vLLM")
+    request, context = claim_export(home, heads, "vllm")
+    assert "Being created" in row_of(exports_html(home, heads), "vLLM")
     work.run_export(request, context)
-    after = page(home, heads)
-    command, folded = after.index("vllm serve"), after.index('<details class="sp-fold">')
-    assert folded < after.index(row_of(before, "Medusa")) and command < folded, "what fits first, then how to serve it"
-    shown = row_of(after, "vLLM")
-    assert f'href="{address}"' in shown and re.search(r"\d+ checks passed", shown) and "✓ logits" in shown
+    after = exports_html(home, heads)
+    command, details = after.index("vllm serve"), after.index('<details class="sp-fold">')
+    assert details < after.index(row_of(before, "Medusa")) and command < details, (
+        "what fits first, then how to serve it"
+    )
+    row = row_of(after, "vLLM")
+    assert f'href="{address}"' in row and re.search(r"\d+ checks passed", row) and "✓ logits" in row
 
-    whole = client.get(address)
-    assert whole.headers["content-disposition"] == 'attachment; filename="tiny-heads-vllm.zip"'
-    archive = zipfile.ZipFile(io.BytesIO(whole.content))
+    response = client.get(address)
+    assert response.headers["content-disposition"] == 'attachment; filename="tiny-heads-vllm.zip"'
+    archive = zipfile.ZipFile(io.BytesIO(response.content))
     names = ("model.safetensors", "config.json", "README.md", "validation.json", "SHA256SUMS")
     assert {f"tiny-heads-vllm/{name}" for name in names} == set(archive.namelist())
     assert "./tiny-heads-vllm" in archive.read("tiny-heads-vllm/README.md").decode()
-    rest = client.get(address, headers={"Range": "bytes=1000-", "If-Range": whole.headers["etag"]})
-    assert rest.status_code == 206 and whole.content[1000:] == rest.content
+    partial = client.get(address, headers={"Range": "bytes=1000-", "If-Range": response.headers["etag"]})
+    assert partial.status_code == 206 and response.content[1000:] == partial.content
 
 
 def test_the_card_says_what_the_latest_evaluations_measured(home: Settings, heads: str) -> None:
@@ -122,7 +126,7 @@ def test_the_card_says_what_the_latest_evaluations_measured(home: Settings, head
         session.add(Evaluation(name="a", result={"prompts": 80}, **figures, **older))
         session.add(Evaluation(name="b", result={"prompts": 80}, **figures, **newer))
         session.add(Evaluation(name="c", result={"prompts": 9}, source="a server", **figures, **newer))
-    made(home, heads, "vllm")
+    create_export(home, heads, "vllm")
     with zipfile.ZipFile(exports_folder(home.home, heads) / "vllm.zip") as archive:
         card = archive.read("tiny-heads-vllm/README.md").decode().split("## Measured")[1].split("##")[0]
     assert "MT-Bench, 80 questions, temperature 0" in card and "float32 on AMD EPYC" in card
@@ -130,119 +134,121 @@ def test_the_card_says_what_the_latest_evaluations_measured(home: Settings, head
     assert "1.20" not in card and "9 questions" not in card
 
 
-def test_at_a_glance_who_can_take_it_and_what_was_proved(home: Settings, heads: str) -> None:
-    before = page(home, heads)
+def test_the_table_shows_compatible_servers_and_passed_checks(home: Settings, heads: str) -> None:
+    before = exports_html(home, heads)
     fits, _, folded = before.partition("<details")
     assert "vLLM 0.29 to 0.33" in fits and "SGLang 0.5" in fits and "checks passed" not in fits
     assert "Medusa repository and TGI" in folded and "Medusa repository and TGI" not in fits
-    made(home, heads, "sglang")
-    after = page(home, heads)
+    create_export(home, heads, "sglang")
+    after = exports_html(home, heads)
     assert "checks passed" in row_of(after, "<strong>SGLang") and "not created yet" in row_of(after, "vLLM")
 
 
-def test_headers_are_read_once_until_a_file_is_another(
+def test_headers_are_read_once_until_a_file_changes(
     home: Settings, heads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from models.checkpoints import update_draft_config
 
-    asked, before, real = [], page(home, heads), export_rows.export_options
+    calls, before, real = [], exports_html(home, heads), export_rows.export_options
     monkeypatch.setattr(
-        export_rows, "export_options", lambda *folders: asked.append(folders) or real(*folders)
-    )  # counted
-    assert page(home, heads) == before and not asked
+        export_rows, "export_options", lambda *folders: calls.append(folders) or real(*folders)
+    )  # count the calls
+    assert exports_html(home, heads) == before and not calls
     with db.reading(home) as session:
         folder = session.get_one(Checkpoint, heads).path
     update_draft_config(folder, drafting={"depth": 2}, tuning={})
-    page(home, heads)
-    page(home, heads)
-    assert len(asked) == 1
+    exports_html(home, heads)
+    exports_html(home, heads)
+    assert len(calls) == 1
 
 
-def test_our_own_zip_is_written_once_and_goes_on_where_it_broke_off(
-    home: Settings, heads: str, client: TestClient
-) -> None:
-    whole = client.get(f"/api/checkpoints/{heads}/download")
-    (kept,) = exports_folder(home.home, heads).glob("*.zip")
-    written = kept.stat().st_mtime_ns
-    rest = client.get(f"/api/checkpoints/{heads}/exports/own", headers={"Range": "bytes=5000-"})
-    assert rest.status_code == 206 and rest.content == whole.content[5000:]
-    assert kept.stat().st_mtime_ns == written
+def test_our_own_zip_is_written_once_and_can_be_resumed(home: Settings, heads: str, client: TestClient) -> None:
+    response = client.get(f"/api/checkpoints/{heads}/download")
+    (zip_file,) = exports_folder(home.home, heads).glob("*.zip")
+    modified = zip_file.stat().st_mtime_ns
+    partial = client.get(f"/api/checkpoints/{heads}/exports/own", headers={"Range": "bytes=5000-"})
+    assert partial.status_code == 206 and partial.content == response.content[5000:]
+    assert zip_file.stat().st_mtime_ns == modified
 
 
-def test_a_zip_that_is_being_written_keeps_nobody_waiting_but_those_who_want_it(
+def test_writing_a_zip_delays_only_requests_for_it(
     home: Settings, heads: str, eight_layers: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writing of one checkpoint's zip is held up; another's is sent meanwhile, and the first is written once."""
+    """While the zip of one checkpoint is being written, that of another is sent; the first is written only once."""
     from models import archive
 
-    other, begun, go, real, written = add_copy(home, heads), threading.Event(), threading.Event(), archive.write_zip, []
+    other, started, release, real, written = (
+        add_copy(home, heads),
+        threading.Event(),
+        threading.Event(),
+        archive.write_zip,
+        [],
+    )
 
     def write(folder: Path, target: Path) -> Path:
         written.append(folder)
         if heads in str(folder):
-            begun.set()
-            assert go.wait(60)
+            started.set()
+            assert release.wait(60)
         return real(folder, target)
 
     monkeypatch.setattr(archive, "write_zip", write)
     with ThreadPoolExecutor(2) as pool:
-        slow = [pool.submit(client.get, f"/api/checkpoints/{heads}/download") for _ in range(2)]
-        assert begun.wait(60)
+        futures = [pool.submit(client.get, f"/api/checkpoints/{heads}/download") for _ in range(2)]
+        assert started.wait(60)
         assert client.get(f"/api/checkpoints/{other}/download").status_code == 200
-        go.set()
-        assert len({answer.result().content for answer in slow}) == 1
+        release.set()
+        assert len({future.result().content for future in futures}) == 1
     assert len([folder for folder in written if heads in str(folder)]) == 1
 
 
 def add_copy(home: Settings, checkpoint_id: str) -> str:
     """Another checkpoint with the same files; returns its id."""
     with db.writing(home) as session:
-        row, made = session.get_one(Checkpoint, checkpoint_id), new_id()
-        folder = shutil.copytree(row.path, home.home / "checkpoints" / made / "attempt-1")
+        row, copy_id = session.get_one(Checkpoint, checkpoint_id), new_id()
+        folder = shutil.copytree(row.path, home.home / "checkpoints" / copy_id / "attempt-1")
         values = {"base_id": row.base_id, "method": row.method, "state": "ready"}
-        session.add(Checkpoint(id=made, name="copy", path=str(folder), **values))
-    return made
+        session.add(Checkpoint(id=copy_id, name="copy", path=str(folder), **values))
+    return copy_id
 
 
-def test_an_export_of_what_the_checkpoint_was_is_offered_no_longer(
-    home: Settings, heads: str, client: TestClient
-) -> None:
+def test_an_outdated_export_is_no_longer_offered(home: Settings, heads: str, client: TestClient) -> None:
     from models.checkpoints import update_draft_config
 
-    made(home, heads, "sglang")
-    own = client.get(f"/api/checkpoints/{heads}/download").content
+    create_export(home, heads, "sglang")
+    content = client.get(f"/api/checkpoints/{heads}/download").content
     with db.reading(home) as session:
         folder = session.get_one(Checkpoint, heads).path
     update_draft_config(folder, drafting={"depth": 3}, tuning={})
     assert client.get(f"/api/checkpoints/{heads}/exports/sglang").status_code == 404
-    assert 'data-make="sglang"' in row_of(page(home, heads), "SGLang")
-    assert client.get(f"/api/checkpoints/{heads}/download").content != own
+    assert 'data-make="sglang"' in row_of(exports_html(home, heads), "SGLang")
+    assert client.get(f"/api/checkpoints/{heads}/download").content != content
 
 
-def test_what_cannot_go_there_ends_with_the_reason_and_leaves_nothing(home: Settings, heads: str) -> None:
-    request, context = ordered(home, heads, "medusa")
-    with pytest.raises(Unsupported) as refused:
+def test_an_unsupported_export_fails_with_the_reason_and_leaves_nothing(home: Settings, heads: str) -> None:
+    request, context = claim_export(home, heads, "medusa")
+    with pytest.raises(Unsupported) as error:
         work.run_export(request, context)
     with db.writing(home) as session:
-        jobs.fail(session, context.job_id, context.attempt, refused.value.code, str(refused.value), "")
+        jobs.fail(session, context.job_id, context.attempt, error.value.code, str(error.value), "")
     assert not list(exports_folder(home.home, heads).glob("*"))
     with pytest.raises(Unsupported, match="Unknown format 'nonsense'"):
         submit(Export(checkpoint_id=heads, format="nonsense"), settings=home)
 
 
-def test_exports_go_with_their_checkpoint(home: Settings, heads: str) -> None:
-    made(home, heads, "vllm")
+def test_exports_are_deleted_with_their_checkpoint(home: Settings, heads: str) -> None:
+    create_export(home, heads, "vllm")
     with db.writing(home) as session:
         paths = changes.delete(session, home, session.get_one(Checkpoint, heads), force=True)
     changes.remove_files(paths)
     assert not exports_folder(home.home, heads).exists()
 
 
-def test_a_file_that_is_there_stays_until_the_next_is_whole(
+def test_an_existing_export_stays_until_the_next_is_complete(
     home: Settings, heads: str, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(home, heads, "vllm")
-    request, context = ordered(home, heads, "vllm")
+    create_export(home, heads, "vllm")
+    request, context = claim_export(home, heads, "vllm")
 
     def refuse(*_: object) -> None:
         raise Unsupported("no")
@@ -258,4 +264,4 @@ def test_a_checkpoint_that_is_not_the_trained_one_is_not_exported(home: Settings
     with db.writing(home) as session:
         session.get_one(Checkpoint, heads).sha256 = "a" * 64
     with pytest.raises(SpeculoosError, match="damaged"):
-        made(home, heads, "vllm")
+        create_export(home, heads, "vllm")

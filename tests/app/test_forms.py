@@ -1,4 +1,4 @@
-"""Forms: boxes as they are typed, and the requests they mean."""
+"""Forms: field values as typed, and the requests made from them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from workers.jobs.requests import GenerateData, Train
 
-ANSWERS = {"who": "base-1", "max_tokens": 64, "temperature": 0, "top_p": 1, "batch_size": 8, "seed": 0}
+FIELDS = {"who": "base-1", "max_tokens": 64, "temperature": 0, "top_p": 1, "batch_size": 8, "seed": 0}
 
 
 @pytest.fixture
@@ -22,16 +22,16 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.mark.integration
-def test_an_import_of_which_every_row_would_be_left_out_is_refused_in_a_sentence(settings, tmp_path, monkeypatch):
+def test_an_import_whose_every_row_would_be_left_out_is_refused(settings, tmp_path, monkeypatch):
     form = object.__new__(ImportForm)
-    form.settings, asked = settings, []
-    # what would be submitted is counted: nothing may be
-    monkeypatch.setattr(import_form, "submit", lambda *args, **more: asked.append(args))
+    form.settings, submitted = settings, []
+    # record submissions: there must be none
+    monkeypatch.setattr(import_form, "submit", lambda *args, **kwargs: submitted.append(args))
     path = tmp_path / "other.jsonl"
     path.write_text('{"title": "a"}\n' * 7)
-    said, target = form.submitted(None, str(path), "", "", PROMPTS_ONLY, None, "", None)
-    assert "every row would be left out" in said and "line 1" in said and (target, asked) == ("", [])
-    form._require_rows(path, PROMPTS_ONLY, ("title",))  # as its columns may be named
+    message, target = form.submitted(None, str(path), "", "", PROMPTS_ONLY, None, "", None)
+    assert "every row would be left out" in message and "line 1" in message and (target, submitted) == ("", [])
+    form._require_rows(path, PROMPTS_ONLY, ("title",))  # accepted when the column is named
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_where_others_may_come_in_only_files_of_the_home_can_be_named(settings, 
 
 
 @pytest.mark.parametrize("typed", ["~nobody-of-this-name/x", "a\0b", "x" * 5000])
-def test_what_can_be_no_path_is_refused_in_a_sentence(settings, typed):
-    for ask in (
+def test_an_invalid_path_is_refused(settings, typed):
+    for make_request in (
         lambda: forms.import_request(settings, None, typed, None),
         lambda: forms.fetch_request(settings, "folder", typed),
     ):
         with pytest.raises(BadInput, match="is not a valid path"):
-            ask()
+            make_request()
 
 
 def test_an_upload_is_ours_to_remove_and_a_named_file_is_not(settings, tmp_path):
@@ -89,19 +89,21 @@ def test_an_upload_is_ours_to_remove_and_a_named_file_is_not(settings, tmp_path)
 
 
 def test_empty_boxes_mean_the_defaults():
-    made = forms.generate_request("set-1", who="base-1", limit="", max_tokens=None, system_prompt=None, max_minutes="")
-    assert made == GenerateData("set-1", base_id="base-1")
+    request = forms.generate_request(
+        "set-1", who="base-1", limit="", max_tokens=None, system_prompt=None, max_minutes=""
+    )
+    assert request == GenerateData("set-1", base_id="base-1")
 
 
 def test_an_endpoint_is_told_from_a_base():
-    made = forms.generate_request("set-1", **{**ANSWERS, "who": "endpoint:mine", "endpoint_model": " big "})
-    assert (made.base_id, made.endpoint, made.endpoint_model) == ("", "mine", "big")
-    base = forms.generate_request("set-1", **ANSWERS, endpoint_model="left over from another choice")
+    request = forms.generate_request("set-1", **{**FIELDS, "who": "endpoint:mine", "endpoint_model": " big "})
+    assert (request.base_id, request.endpoint, request.endpoint_model) == ("", "mine", "big")
+    base = forms.generate_request("set-1", **FIELDS, endpoint_model="left over from another choice")
     assert base.endpoint_model == ""
 
 
 @pytest.mark.parametrize(
-    ("box", "value", "words"),
+    ("field", "value", "message"),
     [
         ("limit", "many", "Max prompts: expected a whole number"),
         ("limit", "0", "Max prompts"),
@@ -115,9 +117,9 @@ def test_an_endpoint_is_told_from_a_base():
         ("who", "", "Model or endpoint"),
     ],
 )
-def test_a_wrong_box_is_named_in_the_words_of_the_page(box, value, words):
-    with pytest.raises(BadInput, match=words):
-        forms.generate_request("set-1", **{**ANSWERS, box: value})
+def test_a_wrong_field_is_named_as_on_the_page(field, value, message):
+    with pytest.raises(BadInput, match=message):
+        forms.generate_request("set-1", **{**FIELDS, field: value})
 
 
 def test_a_generate_form_round_trips():
@@ -126,7 +128,7 @@ def test_a_generate_form_round_trips():
     more = {"temperatures": (0.0, 0.7), "replace_system": True, "drop_cut": True, "api": "completions"}
     served = GenerateData("set-1", endpoint="mine", base_id="base-1", samples=2, **more)
     assert forms.generate_request("set-1", **forms.generate_form(served)) == served
-    assert forms.generate_request("set-1", **ANSWERS, served="base-2", api="completions").api == "chat", "of endpoints"
+    assert forms.generate_request("set-1", **FIELDS, served="base-2", api="completions").api == "chat", "of endpoints"
 
 
 def test_only_what_differs_from_the_recipe_is_kept():
@@ -141,13 +143,13 @@ def test_only_what_differs_from_the_recipe_is_kept():
 
 def test_without_a_recipe_only_what_differs_from_the_defaults_is_kept():
     values = forms.recipe_values("eagle3", forms.OWN_SETTINGS) | {"aux_layers": "1, 2, 3", "lr": 0.01}
-    made = forms.train_request("b", "d", "eagle3", forms.OWN_SETTINGS, values)
-    assert (made.recipe, made.settings) == ("", {"lr": 0.01, "aux_layers": [1, 2, 3]})
+    request = forms.train_request("b", "d", "eagle3", forms.OWN_SETTINGS, values)
+    assert (request.recipe, request.settings) == ("", {"lr": 0.01, "aux_layers": [1, 2, 3]})
 
 
 def test_several_sets_are_one_training():
-    made = forms.train_request("b", ["d", "e", "d"], "medusa", forms.OWN_SETTINGS, {})
-    assert (made.dataset_id, made.dataset_ids) == ("d", ["d", "e"])
+    request = forms.train_request("b", ["d", "e", "d"], "medusa", forms.OWN_SETTINGS, {})
+    assert (request.dataset_id, request.dataset_ids) == ("d", ["d", "e"])
     with pytest.raises(BadInput, match="Data: choose"):
         forms.train_request("b", [], "medusa", forms.OWN_SETTINGS, {})
 
@@ -158,7 +160,7 @@ def test_an_emptied_number_means_the_default():
 
 
 @pytest.mark.parametrize(
-    ("base", "data", "values", "words"),
+    ("base", "data", "values", "message"),
     [
         ("", "d", {}, "Base model: choose"),
         ("b", "", {}, "Data: choose"),
@@ -166,18 +168,18 @@ def test_an_emptied_number_means_the_default():
         ("b", "d", {"epochs": 0, "max_steps": 0, "max_minutes": 0}, "so that training ends"),
     ],
 )
-def test_a_training_form_says_what_is_missing_or_wrong(base, data, values, words):
-    with pytest.raises(BadInput, match=words):
+def test_a_training_form_says_what_is_missing_or_wrong(base, data, values, message):
+    with pytest.raises(BadInput, match=message):
         forms.train_request(base, data, "medusa", forms.OWN_SETTINGS, values)
 
 
-def test_an_unknown_recipe_is_an_error_of_ours():
+def test_an_unknown_recipe_is_not_found():
     with pytest.raises(SpeculoosError) as raised:
         forms.recipe_values("medusa", "no-such")
     assert isinstance(raised.value, NotFound)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_box_of_every_method_is_filled(method: str) -> None:
-    """The page has the boxes of all methods and hides those of others."""
+def test_every_field_of_every_method_is_filled(method: str) -> None:
+    """The page has the fields of all methods and hides those of the others."""
     assert set(forms.recipe_values(method, forms.OWN_SETTINGS)) == set(SETTINGS)

@@ -1,36 +1,38 @@
-"""The page of a running generation, from rows alone: sums over its shards, speeds of what runs, foreign text."""
+"""The page of a running generation: sums over its shards, speeds of running shards, and escaped text."""
 
 import pytest
 
 from app.pages.jobs import head, no_charts, samples
 from app.views import generation_view
 from speculoos.settings import Settings
-from tests.app.test_changes import counted
-from tests.app.test_shard_rows import HOSTILE, divided
+from tests.app.test_changes import recorded_queries
+from tests.app.test_shard_rows import HOSTILE, sharded_job
 from tracking import db, jobs, reports, shards
 from tracking.reports import JobReport
 from tracking.tables import Job
 
 
-def say(settings: Settings, shard: Job, **values: float) -> None:
-    """What a shard's run says of itself."""
+def report_progress(settings: Settings, shard: Job, **values: float) -> None:
+    """Write the metrics and samples that the run of a shard reports."""
     metrics = {(f"now/{name}", 0): value for name, value in values.items()}
     answer = {"id": "line-1", "prompt": f"ask {HOSTILE}", "text": f"say {HOSTILE}", "finish": "length"}
-    left = {"id": "line-2", "prompt": "p", "text": HOSTILE, "kind": "cut", "reason": f"cut {HOSTILE}"}
+    left_out = {"id": "line-2", "prompt": "p", "text": HOSTILE, "kind": "cut", "reason": f"cut {HOSTILE}"}
     with db.writing(settings) as session:
-        reports.write(session, shard.id, 1, JobReport(metrics=metrics, samples=[(0, answer), (1, left)]))
+        reports.write(session, shard.id, 1, JobReport(metrics=metrics, samples=[(0, answer), (1, left_out)]))
 
 
 @pytest.fixture
 def job(home: Settings) -> Job:
     """A generation of five shards, two of which run with two workers, on two servers."""
-    job = divided(home, 5)
+    job = sharded_job(home, 5)
     with db.writing(home) as session:
-        made = shards.list_shards(session, job.id)
-        jobs.claim(session, made[3].id, "other worker", 30)
+        shard_list = shards.list_shards(session, job.id)
+        jobs.claim(session, shard_list[3].id, "other worker", 30)
     for number, speed in ((2, 40.0), (3, 60.0)):
         counts = {"rows": 4, "tokens": 400, "bytes": 4000, "left_out/cut": 2, "left_out/empty": 1}
-        say(home, made[number], **counts, **{"speed": speed, "speed/pair 1": speed / 4, "speed/pair 2": speed / 2})
+        report_progress(
+            home, shard_list[number], **counts, **{"speed": speed, "speed/pair 1": speed / 4, "speed/pair 2": speed / 2}
+        )
     return job
 
 
@@ -54,40 +56,42 @@ def test_speeds_are_of_what_runs_and_counts_of_all(home: Settings, job: Job) -> 
 def test_the_page_says_it_all_and_shows_foreign_text_as_text(home: Settings, job: Job) -> None:
     with db.reading(home) as session:
         row = jobs.get(session, job.id)
-        html, shown = head(session, row), samples(session, row)
+        html, samples_html = head(session, row), samples(session, row)
         assert not no_charts(row).startswith("The first numbers")
-    for words in (
+    for text in (
         "800",
         "100",
         "other worker",
         "pair 2",
         "The response was truncated",
     ):
-        assert words in html, words
-    assert "say &lt;img" in shown and "truncated at the limit" in shown and "<img" not in html + shown
+        assert text in html, text
+    assert (
+        "say &lt;img" in samples_html and "truncated at the limit" in samples_html and "<img" not in html + samples_html
+    )
 
 
 def test_a_page_takes_as_few_queries_for_many_shards_as_for_few(home: Settings) -> None:
-    few, many = divided(home, 3), divided(home, 60)
-    sent = []
+    few, many = sharded_job(home, 3), sharded_job(home, 60)
+    query_counts = []
     for job in (few, many):
         with db.reading(home) as session:
-            made = shards.list_shards(session, job.id)
-        for shard in made[2:3]:
-            say(home, shard, rows=1, tokens=5, bytes=9, speed=1, **{"left_out/cut": 1})
-        with counted(home) as queries, db.reading(home) as session:
+            shard_list = shards.list_shards(session, job.id)
+        for shard in shard_list[2:3]:
+            report_progress(home, shard, rows=1, tokens=5, bytes=9, speed=1, **{"left_out/cut": 1})
+        with recorded_queries(home) as queries, db.reading(home) as session:
             row = session.get_one(Job, job.id)
             assert head(session, row) and samples(session, row)
-        sent.append(len(queries))
-    assert sent[0] == sent[1] <= 14
+        query_counts.append(len(queries))
+    assert query_counts[0] == query_counts[1] <= 14
 
 
 def test_counters_are_no_charts(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
         shard = shards.list_shards(session, job.id)[2]
         reports.write(session, shard.id, 1, JobReport(metrics={("generate/tokens_per_second", 7): 40.0}))
-        found = reports.sampled_metrics(session, shard.id, but=reports.COUNTER_PREFIX)
-    assert found == {"generate/tokens_per_second": [(7, 40.0)]}
+        metrics = reports.sampled_metrics(session, shard.id, but=reports.COUNTER_PREFIX)
+    assert metrics == {"generate/tokens_per_second": [(7, 40.0)]}
 
 
 def test_other_jobs_show_nothing_of_it(home: Settings) -> None:

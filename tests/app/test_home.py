@@ -1,4 +1,4 @@
-"""Home before any work: the race, and a quickstart in one click."""
+"""The Home page before any job: the race and the quickstart button."""
 
 import json
 from dataclasses import replace
@@ -36,8 +36,9 @@ def test_the_quickstart_opens_its_run(home: Settings, tmp_path: Path, monkeypatc
     (tmp_path / "starter").mkdir()
     (tmp_path / "starter" / "card.json").write_text(json.dumps({"weights_sha256": "a" * 64}))
     monkeypatch.setenv("SPECULOOS_STARTER", str(tmp_path / "starter"))
-    away = replace(home, redis_url=f"redis+socket://{tmp_path}/none.sock")  # jobs are sent when there is a broker
-    error, target = page.quickstart(away)
+    # jobs are sent only if there is a broker
+    without_broker = replace(home, redis_url=f"redis+socket://{tmp_path}/none.sock")
+    error, target = page.quickstart(without_broker)
     assert error == ""
     with reading(home) as session:
         run = session.get_one(Experiment, target.removeprefix("/runs/guided?experiment="))

@@ -1,4 +1,4 @@
-"""The way from the pages to the inference server."""
+"""Requests from the pages to the inference server."""
 
 import threading
 from collections.abc import Iterator
@@ -25,32 +25,32 @@ class Accepts(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"{}")
 
-    def log_message(self, *words: object) -> None:
+    def log_message(self, *args: object) -> None:
         pass
 
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Accepts) as made:
-        thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+    with HTTPServer(("127.0.0.1", 0), Accepts) as http_server:
+        thread = threading.Thread(target=http_server.serve_forever, args=(0.05,))
         thread.start()
-        yield f"http://127.0.0.1:{made.server_port}"
-        made.shutdown()
+        yield f"http://127.0.0.1:{http_server.server_port}"
+        http_server.shutdown()
         thread.join()
 
 
 @pytest.fixture(autouse=True)
 def proxied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy for the internet, as companies set one: nobody listens there now."""
+    """Set a proxy for the internet that does not listen."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_pages_ask_the_inference_server_straight_whatever_proxy_is_set(home: Settings, server: str) -> None:
+def test_the_pages_bypass_a_proxy_to_reach_the_inference_server(home: Settings, server: str) -> None:
     inference._post(replace(home, inference_url=server, inference_token="t"), "/runs/x")
 
 
-def test_a_health_check_goes_straight_too(server: str) -> None:
+def test_a_health_check_bypasses_a_proxy_too(server: str) -> None:
     assert first_start(["--ping", f"{server}/healthz"]) == 0

@@ -25,26 +25,32 @@ MARKED = re.compile("⟦[^⟦⟧]*⟧")
 
 
 def fields(text: str | tuple[str, ...] | list[str]) -> set[str]:
-    """Names of the values in a message or in its plural forms."""
+    """Names of the placeholders in a message or in its plural forms."""
     forms = [text] if isinstance(text, str) else text
     return {name for form in forms for name in re.findall(r"{(\w+)[^}]*}", form)}
 
 
 @pytest.mark.parametrize("locale", catalogues.LOCALES)
 def test_a_catalogue_translates_every_text(locale: str) -> None:
-    stored, used = catalogues.catalogue(locale), [one for one in catalogues.messages() if one.id]
-    translated = {one.id: one.string for one in stored if one.id}
-    assert set(translated) == {one.id for one in used}, "`python -m tests.tools.catalogues` updates the catalogues"
-    missing = [text for text, found in translated.items() if not found or not all(found)]
+    stored, used = catalogues.catalogue(locale), [message for message in catalogues.messages() if message.id]
+    translated = {message.id: message.string for message in stored if message.id}
+    assert set(translated) == {message.id for message in used}, (
+        "`python -m tests.tools.catalogues` updates the catalogues"
+    )
+    missing = [text for text, translation in translated.items() if not translation or not all(translation)]
     assert not missing
-    wrong = {text: found for text, found in translated.items() if fields(found) - {"n"} != fields(text) - {"n"}}
+    wrong = {
+        text: translation
+        for text, translation in translated.items()
+        if fields(translation) - {"n"} != fields(text) - {"n"}
+    }
     assert not wrong
 
 
 def test_no_text_is_outside_the_catalogues() -> None:
     files = [*(catalogues.CLONE / "app").rglob("*.py"), *(catalogues.CLONE / "app" / "static").glob("*.js")]
-    found = {str(path.relative_to(catalogues.CLONE)): list(catalogues.unmarked(path)) for path in sorted(files)}
-    assert not {name: texts for name, texts in found.items() if texts}
+    unmarked = {str(path.relative_to(catalogues.CLONE)): list(catalogues.unmarked(path)) for path in sorted(files)}
+    assert not {name: texts for name, texts in unmarked.items() if texts}
 
 
 class Marked(gettext.NullTranslations):
@@ -58,7 +64,7 @@ class Marked(gettext.NullTranslations):
 
 
 def without_marked(text: str) -> str:
-    """`text` without what is marked; values of a marked text may be marked too."""
+    """`text` without its marked parts, which may be nested."""
     while (rest := MARKED.sub("", text)) != text:
         text = rest
     return text
@@ -76,11 +82,11 @@ def texts_of(component: Any) -> Iterator[str]:
 
 
 def test_pages_are_built_from_the_catalogues(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(i18n, "_catalogue", lambda _tag: Marked())  # without it no text is marked, and this fails
+    monkeypatch.setattr(i18n, "_catalogue", lambda _tag: Marked())  # without this no text is marked, and the test fails
     with i18n.in_language("marked"):
-        shown = {text for block in make_pages(settings).blocks.values() for text in texts_of(block)}
-    assert any(MARKED.search(text) for text in shown)
-    assert not sorted(text for text in shown if catalogues.is_text(without_marked(text).strip()))
+        texts = {text for block in make_pages(settings).blocks.values() for text in texts_of(block)}
+    assert any(MARKED.search(text) for text in texts)
+    assert not sorted(text for text in texts if catalogues.is_text(without_marked(text).strip()))
 
 
 @pytest.mark.parametrize(
@@ -108,8 +114,8 @@ def get(pages: Any, path: str, **headers: str) -> Answer:
     return run_async(ask(pages, "GET", path, **headers))
 
 
-async def opened(pages: Any, path: str, accepted: str) -> PageClient:
-    """An opened page of a browser with this header Accept-Language."""
+async def open_page(pages: Any, path: str, accepted: str) -> PageClient:
+    """Open a page with this Accept-Language header."""
     headers = {"accept-language": accepted, "accept": "text/html"}
     client = httpx.AsyncClient(transport=httpx.ASGITransport(pages), base_url=f"http://{HOST}", headers=headers)
     page = PageClient(client, path)
@@ -122,8 +128,8 @@ def test_documents_events_and_routes_are_in_the_language_of_the_request(pages: A
     document = get(pages, "/settings", accept_language=tag, accept="text/html")
     assert f'lang="{tag}"'.encode() in document.body
     assert "accept-language" in document.header("vary")
-    shown = run_async(opened(pages, "/settings", tag)).values
+    components = run_async(open_page(pages, "/settings", tag)).values
     with i18n.in_language(tag):
-        assert any(f">{i18n.t('Servers')}<" in str(value) for value in shown.values())
+        assert any(f">{i18n.t('Servers')}<" in str(value) for value in components.values())
     names = [row["name"] for row in json.loads(get(pages, "/api/find", accept_language=tag).body)]
     assert title in names

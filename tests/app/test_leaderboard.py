@@ -1,4 +1,4 @@
-"""The leaderboard from rows alone: what it shows, sorts, narrows and gives away."""
+"""The leaderboard: its list, sorting, filters, CSV and forms."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ FORMULA = "=1+1"
 
 @pytest.fixture
 def filled(home: Settings) -> Settings:
-    """Two checkpoints on two suites, greedy and sampled, one of them asked of a server too."""
+    """Evaluations of two checkpoints on two suites, greedy and sampled, one of them on a server."""
     with db.writing(home) as session:
         session.add(Base(id="base", name=HOSTILE, source="folder", location="/x", path="/x", state="ready"))
         session.add(Dataset(id="gsm", name="gsm8k", kind="prompts", state="ready", rows=80, config={"suite": "gsm8k"}))
@@ -45,21 +45,21 @@ def filled(home: Settings) -> Settings:
         session.add(Checkpoint(id="one", name="one", method="medusa", state="ready", base_id="base"))
         session.add(Checkpoint(id="two", name=FORMULA, method="eagle3", state="ready", base_id="base"))
         session.flush()
-        made = [
-            measured("a", "one", "Built-in questions", 1.5, 2.0),
-            measured("b", "one", "GSM8K", 1.2, 2.5, temperature=1.0, tree="chain 4"),
-            measured("c", "two", "GSM8K", None, 1.8, source="team", machine="vLLM"),
-            measured("d", "two", "GSM8K", 2.5, 3.0),
-            measured("e", "two", "GSM8K", None, None, state="pending"),
+        rows = [
+            new_evaluation("a", "one", "Built-in questions", 1.5, 2.0),
+            new_evaluation("b", "one", "GSM8K", 1.2, 2.5, temperature=1.0, tree="chain 4"),
+            new_evaluation("c", "two", "GSM8K", None, 1.8, source="team", machine="vLLM"),
+            new_evaluation("d", "two", "GSM8K", 2.5, 3.0),
+            new_evaluation("e", "two", "GSM8K", None, None, state="pending"),
         ]
-        for number, row in enumerate(made):
+        for number, row in enumerate(rows):
             row.created_at = now() + timedelta(seconds=number)
-        session.add_all(made)
+        session.add_all(rows)
     return home
 
 
-def measured(
-    row_id: str, checkpoint: str, questions: str, speedup: float | None, tau: float | None, **more: Any
+def new_evaluation(
+    row_id: str, checkpoint: str, questions: str, speedup: float | None, tau: float | None, **columns: Any
 ) -> Evaluation:
     suite = "gsm8k" if questions == "GSM8K" else "built_in"
     request = Evaluate(base_id="base", checkpoint_id=checkpoint, dataset_id="gsm" if suite == "gsm8k" else "")
@@ -68,28 +68,28 @@ def measured(
     figures |= {"speedup_low": speedup and speedup - 0.1, "speedup_high": speedup and speedup + 0.1}
     result = {"prompts": 20, "max_tokens": 128, "identical_to_plain": True, "acceptance_by_depth": [0.8, 0.5]}
     result |= {"per_category": {"x": {"speedup": 1.4, "prompts": 3}, HOSTILE: {"mean_accepted_length": 2.0}}}
-    if more.get("source"):
-        request = Evaluate(**{**request.to_json(), "endpoint": more["source"]})
-        result["source"] = {"endpoint": more["source"], "model": HOSTILE, "server": "vLLM", "by": "counters"}
-    all_values = {**values, **figures, "config": request.to_json(), "result": result, **more}
+    if columns.get("source"):
+        request = Evaluate(**{**request.to_json(), "endpoint": columns["source"]})
+        result["source"] = {"endpoint": columns["source"], "model": HOSTILE, "server": "vLLM", "by": "counters"}
+    all_values = {**values, **figures, "config": request.to_json(), "result": result, **columns}
     return Evaluation(id=row_id, name=f"base@{checkpoint}", **all_values)
 
 
-def shown(session: Session, **query: str) -> list[str]:
+def row_ids(session: Session, **query: str) -> list[str]:
     """Ids of the rows, in order."""
     return [row.id for row in session.scalars(LeaderboardView.of(query).select())]
 
 
 def test_rows_are_sorted_with_missing_figures_last_and_unfinished_ones_left_out(filled: Settings) -> None:
     with db.reading(filled) as session:
-        assert shown(session) == ["d", "a", "b", "c"]
-        assert shown(session, sort="speedup") == ["b", "a", "d", "c"]
-        assert shown(session, sort="-tau") == ["d", "b", "a", "c"]
-        assert shown(session, sort="-made") == ["d", "c", "b", "a"]
+        assert row_ids(session) == ["d", "a", "b", "c"]
+        assert row_ids(session, sort="speedup") == ["b", "a", "d", "c"]
+        assert row_ids(session, sort="-tau") == ["d", "b", "a", "c"]
+        assert row_ids(session, sort="-made") == ["d", "c", "b", "a"]
         session.get_one(Evaluation, "c").speedup = 9.0
         session.flush()
-        assert shown(session) == ["d", "a", "b", "c"], "a server's speedup has another basis"
-        assert shown(session, sort="id; DROP TABLE") == ["d", "a", "b", "c"], "an unknown order is the usual one"
+        assert row_ids(session) == ["d", "a", "b", "c"], "a server's speedup has another basis"
+        assert row_ids(session, sort="id; DROP TABLE") == ["d", "a", "b", "c"], "an unknown order is the usual one"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_rows_are_sorted_with_missing_figures_last_and_unfinished_ones_left_out(
 )
 def test_filters_narrow(filled: Settings, query: dict[str, str], ids: list[str]) -> None:
     with db.reading(filled) as session:
-        assert shown(session, **query) == ids
+        assert row_ids(session, **query) == ids
 
 
 def test_runs_on_few_and_on_many_questions_are_told_apart(filled: Settings) -> None:
@@ -133,13 +133,15 @@ def test_runs_on_few_and_on_many_questions_are_told_apart(filled: Settings) -> N
         different = chart(session, suite="GSM8K", temperature="0")
         assert different.count("<li>") == 1 and "20 questions" in different and "Not compared: 1 with" in different
         assert "Not compared" not in chart(session, suite="GSM8K", temperature="0", prompts="4")
-        assert shown(session, prompts="4") == ["c"]
+        assert row_ids(session, prompts="4") == ["c"]
         assert "4 questions" in leaderboard.settings_words(row), "also what trainings are compared by"
-        assert [each.id for each in board.comparable_evaluations(session, row)] == ["c"], "side by side: like with like"
+        assert [evaluation.id for evaluation in board.comparable_evaluations(session, row)] == ["c"], (
+            "side by side: like with like"
+        )
         assert ("4", "4") in board.filter_choices(session)["prompts"]
 
 
-def test_measured_is_when_its_job_ended(filled: Settings) -> None:
+def test_an_evaluation_is_as_old_as_the_end_of_its_job(filled: Settings) -> None:
     with db.writing(filled) as session:
         job = jobs.create(session, kind="evaluate", queue="gpu", request={}, name="Evaluate")
         job.state, job.finished_at = "SUCCEEDED", now() - timedelta(seconds=65)
@@ -152,11 +154,11 @@ def test_measured_is_when_its_job_ended(filled: Settings) -> None:
             session, session.get(Checkpoint, "two")
         )
         assert html.count("1 min 5 s ago") == 3 and "21 min" not in html
-        assert shown(session, sort="made")[0] == "d"
+        assert row_ids(session, sort="made")[0] == "d"
 
 
 def test_a_finished_evaluation_leads_to_its_page(filled: Settings) -> None:
-    """Also one that was asked of a server, whose form leads to the job."""
+    """Also an evaluation of a server, whose form leads to the job."""
     request = Evaluate(endpoint="team", evaluation_id="c").to_json()
     with db.writing(filled) as session:
         job = jobs.create(session, kind="evaluate", queue="io", request=request, name="Evaluate team")
@@ -194,13 +196,13 @@ def test_the_csv_says_what_the_rows_say(filled: Settings) -> None:
     app = FastAPI()
     app.include_router(downloads.routes(filled))
     with TestClient(app) as client:
-        answer = client.get("/api/evaluations.csv?suite=GSM8K&sort=-tau")
-    assert "attachment" in answer.headers["content-disposition"]
-    found = list(csv.DictReader(io.StringIO(answer.content.decode("utf-8-sig"))))
+        response = client.get("/api/evaluations.csv?suite=GSM8K&sort=-tau")
+    assert "attachment" in response.headers["content-disposition"]
+    lines = list(csv.DictReader(io.StringIO(response.content.decode("utf-8-sig"))))
     with db.reading(filled) as session:
         rows = list(session.scalars(LeaderboardView(suite="GSM8K", sort="-tau").select()))
-        assert [line["id"] for line in found] == [row.id for row in rows] == ["d", "b", "c"]
-        for line, row in zip(found, rows, strict=True):
+        assert [line["id"] for line in lines] == [row.id for row in rows] == ["d", "b", "c"]
+        for line, row in zip(lines, rows, strict=True):
             for key in ("speedup", "speedup_low", "speedup_high", "tau", "tokens_per_second", "temperature", "top_p"):
                 assert line[key] == ("" if getattr(row, key) is None else str(getattr(row, key))), key
             for key in ("name", "questions", "tree", "source", "machine", "dtype", "note"):
@@ -210,15 +212,18 @@ def test_the_csv_says_what_the_rows_say(filled: Settings) -> None:
                 and line["suite"] == "GSM8K"
                 and line["created_at"] == row.created_at.isoformat()
             )
-    assert found[0]["checkpoint"] == f"'{FORMULA}", "a spreadsheet shows the name and runs nothing"
+    assert lines[0]["checkpoint"] == f"'{FORMULA}", "a spreadsheet shows the name and runs nothing"
 
 
 def test_each_figure_has_the_command_that_measures_it_again(filled: Settings) -> None:
     with db.reading(filled) as session:
         row = session.get_one(Evaluation, "d")
-        words = shlex.split(leaderboard.command(row, leaderboard.names_of(session, [row])))
-        assert words[:2] == ["speculoos", "evaluate"]
-        assert words[words.index("--questions") + 1] == "gsm8k" and words[words.index("--checkpoint") + 1] == FORMULA
+        arguments = shlex.split(leaderboard.command(row, leaderboard.names_of(session, [row])))
+        assert arguments[:2] == ["speculoos", "evaluate"]
+        assert (
+            arguments[arguments.index("--questions") + 1] == "gsm8k"
+            and arguments[arguments.index("--checkpoint") + 1] == FORMULA
+        )
         served = session.get_one(Evaluation, "c")
         assert "--endpoint team" in leaderboard.command(served, {})
         row.config = {"strange": 1}
@@ -227,7 +232,7 @@ def test_each_figure_has_the_command_that_measures_it_again(filled: Settings) ->
         assert leaderboard.command(row, {}) == ""
 
 
-def test_one_evaluation_stands_beside_what_the_server_gets(filled: Settings) -> None:
+def test_an_evaluation_is_shown_beside_that_of_the_server(filled: Settings) -> None:
     with db.reading(filled) as session:
         html = evaluation_view.view(session, session.get_one(Evaluation, "d"))
         alone = evaluation_view.view(session, session.get_one(Evaluation, "a"))
@@ -246,21 +251,21 @@ def test_an_evaluation_is_noted_renamed_and_deleted(filled: Settings) -> None:
         before = evaluations.EVALUATIONS.now(session, "")
     assert delete(filled, Evaluation, "evaluation", "a").startswith("Deleted “my figure”")
     with db.reading(filled) as session:
-        assert "a" not in shown(session) and evaluations.EVALUATIONS.now(session, "") != before
+        assert "a" not in row_ids(session) and evaluations.EVALUATIONS.now(session, "") != before
     with gr.Blocks() as blocks:
         evaluations.build(filled)
-    opened = next(fn.fn for fn in blocks.fns.values() if fn.name == "open_address")
-    assert "This evaluation does not exist" in opened(gr.Request(query_params=QueryParams("id=a")))[2]
+    open_address = next(fn.fn for fn in blocks.fns.values() if fn.name == "open_address")
+    assert "This evaluation does not exist" in open_address(gr.Request(query_params=QueryParams("id=a")))[2]
 
 
 def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Settings) -> None:
     with db.reading(filled) as session:
-        found = board.filter_choices(session)
-        boxes = evaluations.EVALUATIONS.field_values(session, {"suite": "Poems"})
-    assert found["suite"] == [("Built-in questions", "Built-in questions"), ("GSM8K", "GSM8K")]
-    assert found["temperature"] == [("0", "0"), ("1", "1")] and ("its own", "own") in found["tree"]
-    assert found["source"] == [("this engine", "here"), ("team", "team")] and found["base"] == [(HOSTILE, "base")]
-    assert boxes[3].value == "Poems" and ("Poems", "Poems") in boxes[3].choices
+        choices = board.filter_choices(session)
+        fields = evaluations.EVALUATIONS.field_values(session, {"suite": "Poems"})
+    assert choices["suite"] == [("Built-in questions", "Built-in questions"), ("GSM8K", "GSM8K")]
+    assert choices["temperature"] == [("0", "0"), ("1", "1")] and ("its own", "own") in choices["tree"]
+    assert choices["source"] == [("this engine", "here"), ("team", "team")] and choices["base"] == [(HOSTILE, "base")]
+    assert fields[3].value == "Poems" and ("Poems", "Poems") in fields[3].choices
 
 
 def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
@@ -270,7 +275,7 @@ def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
         )
         narrowed = LeaderboardView(suite="x")
         assert "No matches" in leaderboard.leaderboard(page(session, narrowed.select()), {}, narrowed)
-        assert all(found == [] for found in board.filter_choices(session).values())
+        assert all(choices == [] for choices in board.filter_choices(session).values())
 
 
 def test_plans_are_listed_below(home: Settings) -> None:
@@ -293,11 +298,13 @@ def test_charts_need_no_figure_and_bound_their_rows() -> None:
 
 
 def test_cells_outlive_their_matrix_and_stay_cells(filled: Settings) -> None:
-    """Deleting a matrix keeps what was measured, like any job's; a greedy cell of few questions does not become what
-    lists and verdicts say of its checkpoint."""
+    """Deleting a matrix keeps its evaluations, as with any job. A greedy cell of few questions does not become the
+    evaluation that lists and verdicts show for its checkpoint."""
     with db.writing(filled) as session:
         job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="all")
-        session.add(measured("cell", "two", "GSM8K", 9.9, 9.9, matrix_id=job.id, created_at=now() + timedelta(hours=1)))
+        session.add(
+            new_evaluation("cell", "two", "GSM8K", 9.9, 9.9, matrix_id=job.id, created_at=now() + timedelta(hours=1))
+        )
         session.flush()
         cell, two = session.get_one(Evaluation, "cell"), session.get_one(Checkpoint, "two")
         assert f"/runs?id={job.id}" in evaluation_view.view(session, cell)
@@ -308,7 +315,7 @@ def test_cells_outlive_their_matrix_and_stay_cells(filled: Settings) -> None:
         cell = session.get_one(Evaluation, "cell")
         assert verdict.evaluation_of(session, two).id == "d"
         assert "speedup" not in checkpoint_rows.last_measured(session, ["two"]).get("two", {})
-        assert shown(session, matrix=job.id) == ["cell"], "the leaderboard still shows the cells together"
+        assert row_ids(session, matrix=job.id) == ["cell"], "the leaderboard still shows the cells together"
         html = evaluation_view.view(session, cell)
     assert f"/runs?id={job.id}" not in html and f"matrix={job.id}" in html
 
@@ -325,16 +332,16 @@ def test_a_draft_shows_its_evaluation_on_the_built_in_questions(filled: Settings
 
 
 def test_the_built_in_questions_have_one_name(home: Settings) -> None:
-    """Asked for as they are, or as the dataset that the Data page makes of them."""
+    """Both as the built-in suite and as the dataset that the Data page makes of it."""
     added, _ = add_built_in(builtin.QUESTIONS, settings=home)
-    own = {"original_name": "mine.jsonl", "path": "/x/mine.jsonl"}
+    config = {"original_name": "mine.jsonl", "path": "/x/mine.jsonl"}
     with db.writing(home) as session:
         session.get_one(Dataset, added).state = "ready"
-        session.add(Dataset(id="mine", name=builtin.QUESTIONS + "-2", kind="prompts", state="ready", config=own))
+        session.add(Dataset(id="mine", name=builtin.QUESTIONS + "-2", kind="prompts", state="ready", config=config))
         session.flush()
-        asked = [Evaluate(base_id="", dataset_id=data).columns(session) for data in ("", added, "mine")]
+        columns = [Evaluate(base_id="", dataset_id=data).columns(session) for data in ("", added, "mine")]
         offered = [value for _, value in matrix_form.suite_choices(session)]
-    assert [(each["suite"], each["questions"]) for each in asked] == [
+    assert [(values["suite"], values["questions"]) for values in columns] == [
         ("built_in", "Built-in questions"),
         ("built_in", "Built-in questions"),
         ("own", "built-in-questions-2"),
@@ -342,17 +349,17 @@ def test_the_built_in_questions_have_one_name(home: Settings) -> None:
     assert offered == ["built-in", "mine"]
 
 
-def test_a_form_is_the_matrix_it_says() -> None:
-    chosen = {"models": ["b:c", "b:"], "suites": ["built-in", "d"], "temperatures": "0, 0.7"}
-    made = matrix_request(**chosen, tree_lines="own\nchain 4\n\nown", limit=5, max_tokens=64)
-    assert made.models == [{"base_id": "b", "checkpoint_id": "c"}, {"base_id": "b", "checkpoint_id": ""}]
-    assert (made.suites, made.temperatures, made.limit, made.max_tokens) == (["", "d"], [0.0, 0.7], 5, 64)
-    assert made.drafting == [{}, {"tree": [[0, 0, 0, 0]]}]
-    chosen = {"endpoint": "team", "model": " m ", "plain_model": "", "serves": "b:c", "suite": "d"}
-    served = served_request(**chosen, limit=5, max_tokens=None)
+def test_forms_become_requests() -> None:
+    fields = {"models": ["b:c", "b:"], "suites": ["built-in", "d"], "temperatures": "0, 0.7"}
+    request = matrix_request(**fields, tree_lines="own\nchain 4\n\nown", limit=5, max_tokens=64)
+    assert request.models == [{"base_id": "b", "checkpoint_id": "c"}, {"base_id": "b", "checkpoint_id": ""}]
+    assert (request.suites, request.temperatures, request.limit, request.max_tokens) == (["", "d"], [0.0, 0.7], 5, 64)
+    assert request.drafting == [{}, {"tree": [[0, 0, 0, 0]]}]
+    fields = {"endpoint": "team", "model": " m ", "plain_model": "", "serves": "b:c", "suite": "d"}
+    served = served_request(**fields, limit=5, max_tokens=None)
     assert (served.endpoint, served.endpoint_model, served.base_id, served.checkpoint_id) == ("team", "m", "b", "c")
     assert (served.dataset_id, served.limit, served.max_tokens) == ("d", 5, 128)
-    loaded = served_request(**chosen, limit=5, max_tokens=None, plain_endpoint="other", concurrency=" 1, 4")
+    loaded = served_request(**fields, limit=5, max_tokens=None, plain_endpoint="other", concurrency=" 1, 4")
     assert (loaded.plain_endpoint, loaded.concurrency) == ("other", [1, 4]) and served.concurrency == []
 
 
@@ -368,7 +375,7 @@ def test_a_form_is_the_matrix_it_says() -> None:
         ({"limit": 0}, "Max questions per suite"),
     ],
 )
-def test_a_form_that_says_nothing_is_told_what_it_lacks(changes: dict[str, Any], sentence: str) -> None:
+def test_an_incomplete_form_is_refused_with_the_missing_field(changes: dict[str, Any], sentence: str) -> None:
     form = {"models": ["b:"], "suites": ["d"], "temperatures": "0", "tree_lines": "", "limit": 5, "max_tokens": 64}
     with pytest.raises(BadInput, match=sentence):
         matrix_request(**{**form, **changes})

@@ -1,4 +1,4 @@
-"""The query of a list: found in names and notes, in the order of the address; several rows done at once."""
+"""List queries: search in names and notes, order from the URL, and bulk actions."""
 
 from datetime import timedelta
 
@@ -39,7 +39,7 @@ def names(home: Settings, search: str = "", sort: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("search", "found"),
+    ("search", "expected"),
     [
         ("beta", ["alpha", "beta 100%"]),
         ("BETA kind", ["alpha"]),
@@ -49,8 +49,10 @@ def names(home: Settings, search: str = "", sort: str = "") -> list[str]:
         ("  ", ["gamma_1", "alpha", "beta 100%"]),
     ],
 )
-def test_every_word_is_looked_for_in_names_and_notes_as_it_is(filled: Settings, search: str, found: list[str]) -> None:
-    assert names(filled, search) == found
+def test_every_word_is_looked_for_in_names_and_notes_as_it_is(
+    filled: Settings, search: str, expected: list[str]
+) -> None:
+    assert names(filled, search) == expected
 
 
 def test_lists_can_be_ordered(filled: Settings) -> None:
@@ -110,7 +112,7 @@ def test_drafts_of_one_base_are_listed(home: Settings) -> None:
     assert query.is_filtered and list_url("checkpoints", "", query) == "/models/drafts?of=smol"
 
 
-def test_several_rows_are_done_and_reasons_are_said_once() -> None:
+def test_a_bulk_action_reports_each_reason_once() -> None:
     done: list[str] = []
 
     def act(row_id: str) -> None:
@@ -118,7 +120,7 @@ def test_several_rows_are_done_and_reasons_are_said_once() -> None:
             raise Conflict("It is in use.", "Stop it first.")
         done.append(row_id)
 
-    said = run_bulk_action(Action("Deleted", act), ["a", "bad 1", "b", "bad 2"])
+    message = run_bulk_action(Action("Deleted", act), ["a", "bad 1", "b", "bad 2"])
     assert done == ["a", "b"]
-    assert "Deleted: 2." in said and "Not done: 2. It is in use. Stop it first." in said
-    assert said.count("It is in use") == 1
+    assert "Deleted: 2." in message and "Not done: 2. It is in use. Stop it first." in message
+    assert message.count("It is in use") == 1

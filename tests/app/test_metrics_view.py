@@ -22,9 +22,11 @@ def test_a_metric_knows_its_chart_and_series(name, chart, series):
 
 def test_training_and_held_out_loss_share_a_chart_and_loss_comes_first():
     points = [(0, 1.0)]
-    made = groups_of({"train/lr": points, "eval/top1_head10": points, "eval/top1_head2": points, "train/loss": points})
-    assert list(made) == ["loss", "top1, held out", "lr"]
-    assert list(made["top1, held out"]) == ["head 2", "head 10"]
+    groups = groups_of(
+        {"train/lr": points, "eval/top1_head10": points, "eval/top1_head2": points, "train/loss": points}
+    )
+    assert list(groups) == ["loss", "top1, held out", "lr"]
+    assert list(groups["top1, held out"]) == ["head 2", "head 10"]
 
 
 def test_accuracies_are_drawn_as_shares_and_no_metric_draws_nothing():

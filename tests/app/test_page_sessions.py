@@ -1,4 +1,4 @@
-"""An opened page costs the server little, and a page's document is the same for all who ask, whoever asked first."""
+"""Page sessions cost the server little, and a page's document is the same for all visitors, whoever came first."""
 
 import asyncio
 from typing import Any
@@ -23,33 +23,33 @@ def get(pages: Any, path: str, **headers: str) -> Answer:
 
 
 def test_an_opened_page_holds_no_description_of_all_components(pages: Any) -> None:
-    kept = gradio_app(pages).state_holder
-    block = next(iter(kept.blocks.default_config.blocks))
-    kept["first"]._update_value_in_config(block, "x" * 1000)
-    assert not kept["first"].config_values
-    assert kept["first"][block] is kept.blocks.default_config.blocks[block]
+    holder = gradio_app(pages).state_holder
+    block = next(iter(holder.blocks.default_config.blocks))
+    holder["first"]._update_value_in_config(block, "x" * 1000)
+    assert not holder["first"].config_values
+    assert holder["first"][block] is holder.blocks.default_config.blocks[block]
 
 
 def test_what_changes_in_one_opened_page_is_not_in_another(pages: Any) -> None:
-    kept = gradio_app(pages).state_holder
-    block = next(number for number, one in kept.blocks.blocks.items() if not one.stateful)
-    kept["first"][block] = changed = object.__new__(type(kept.blocks.blocks[block]))
-    changed.__dict__.update(kept.blocks.blocks[block].__dict__)
-    assert kept["first"][block] is changed
-    assert kept["second"][block] is kept.blocks.blocks[block]
+    holder = gradio_app(pages).state_holder
+    block = next(number for number, component in holder.blocks.blocks.items() if not component.stateful)
+    holder["first"][block] = changed = object.__new__(type(holder.blocks.blocks[block]))
+    changed.__dict__.update(holder.blocks.blocks[block].__dict__)
+    assert holder["first"][block] is changed
+    assert holder["second"][block] is holder.blocks.blocks[block]
 
 
-def test_the_server_keeps_so_many_and_no_more(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = gradio_app(pages).state_holder
-    assert kept.capacity == page_sessions.MOST
-    monkeypatch.setattr(kept, "capacity", 3)
+def test_the_number_of_sessions_is_limited(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = gradio_app(pages).state_holder
+    assert holder.capacity == page_sessions.MOST
+    monkeypatch.setattr(holder, "capacity", 3)
     for number in range(5):
-        assert kept[f"session {number}"] is not None
-    assert list(kept.session_data) == ["session 2", "session 3", "session 4"]
+        assert holder[f"session {number}"] is not None
+    assert list(holder.session_data) == ["session 2", "session 3", "session 4"]
 
 
 @pytest.mark.parametrize("path", PAGES.values())
-def test_a_document_is_written_once(pages: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_is_rendered_once(pages: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = get(pages, path)
     monkeypatch.setattr(gradio_app(pages), "get_blocks", lambda: pytest.fail("written again"))
     again = get(pages, path)
@@ -57,21 +57,21 @@ def test_a_document_is_written_once(pages: Any, path: str, monkeypatch: pytest.M
     assert again.body == first.body and len(again.body) > 1000
 
 
-def test_a_server_that_nobody_asks_sleeps(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradio's queue would wake it 1,100 times a second."""
-    unasked, woken = make_app(settings), []
+def test_an_idle_server_sleeps(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio's queue would wake the server 1,100 times a second."""
+    app, wakeups = make_app(settings), []
 
     async def serve() -> None:
-        waits = asyncio.get_running_loop()._selector
-        look = waits.select
-        async with unasked.router.lifespan_context(unasked):
+        selector = asyncio.get_running_loop()._selector
+        select = selector.select
+        async with app.router.lifespan_context(app):
             await asyncio.sleep(0.5)
-            # the loop's own wait, counted and then made as ever; without the mend it is made some 1,000 times
-            monkeypatch.setattr(waits, "select", lambda timeout=None: woken.append(timeout) or look(timeout))
+            # count the waits of the event loop; without the fix there are about 1,000
+            monkeypatch.setattr(selector, "select", lambda timeout=None: wakeups.append(timeout) or select(timeout))
             await asyncio.sleep(1.0)
 
     run_async(serve())
-    assert len(woken) < 30
+    assert len(wakeups) < 30
 
 
 def test_a_cookie_is_each_browsers_own(pages: Any) -> None:
@@ -80,11 +80,11 @@ def test_a_cookie_is_each_browsers_own(pages: Any) -> None:
 
 
 def test_no_header_of_one_visitor_is_in_the_document_of_the_next(settings: Settings) -> None:
-    unasked = make_app(settings)
+    app = make_app(settings)
     headers = ("x-gradio-server", "x-forwarded-host", "x-forwarded-prefix", "x-forwarded-uri")
     for path, header in zip(PAGES.values(), headers, strict=False):
-        get(unasked, path, **{header: "evil.example"})
-        after = get(unasked, path)
+        get(app, path, **{header: "evil.example"})
+        after = get(app, path)
         assert after.status == 200 and b"evil.example" not in after.body
 
 

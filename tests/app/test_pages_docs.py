@@ -1,4 +1,4 @@
-"""docs/pages.md names every route of our own."""
+"""docs/pages.md lists every route of the application."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,12 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "pages.md"
 
 
 def test_every_route_is_in_the_docs_and_no_other(home: Settings) -> None:
-    rooms = (events, downloads, changes)
-    made = {
+    modules = (events, downloads, changes)
+    routes = {
         f"{method} {route.path}"
-        for router in (room.routes(home) for room in rooms)
+        for router in (module.routes(home) for module in modules)
         for route in router.routes
         for method in route.methods
     }
-    written = set(re.findall(r"^\| `((?:GET|POST|PUT|DELETE) /api/[^`]+)` \|", DOCS.read_text(), re.MULTILINE))
-    assert written == made
+    documented = set(re.findall(r"^\| `((?:GET|POST|PUT|DELETE) /api/[^`]+)` \|", DOCS.read_text(), re.MULTILINE))
+    assert documented == routes

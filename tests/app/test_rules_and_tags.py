@@ -1,4 +1,4 @@
-"""Rules of keeping that people choose on the Settings page, tags in notes, and how long attempts took."""
+"""Retention rules chosen on the Settings page, and the durations of attempts."""
 
 from datetime import timedelta
 
@@ -14,9 +14,9 @@ from tracking.db import reading, writing
 from tracking.tables import Job, JobLog, Run, now
 
 
-def test_a_rule_that_was_chosen_counts_in_the_next_round(home: Settings) -> None:
-    with writing(home) as rows:
-        rows.add(Run(id="old", kind="chat", state="SUCCEEDED", model="m", created_at=now() - timedelta(days=10)))
+def test_a_chosen_rule_applies_to_the_next_cleanup(home: Settings) -> None:
+    with writing(home) as session:
+        session.add(Run(id="old", kind="chat", state="SUCCEEDED", model="m", created_at=now() - timedelta(days=10)))
     assert retention.clean(home)["runs"].count == 0
     retention_rules.save_rules(home, {"keep_runs_days": 5, "keep_copies": None})
     assert (
@@ -32,14 +32,14 @@ def test_a_rule_that_was_chosen_counts_in_the_next_round(home: Settings) -> None
     ("name", "value"),
     [("keep_runs_days", -1), ("keep_runs_days", 10**6), ("port", 1), ("min_disk_mb", 500)],
 )
-def test_what_is_no_rule_is_refused(home: Settings, name: str, value: int) -> None:
+def test_an_invalid_rule_is_refused(home: Settings, name: str, value: int) -> None:
     with pytest.raises(BadInput):
         retention_rules.save_rules(home, {name: value})
-    with reading(home) as rows:
-        assert retention_rules.chosen_rules(rows) == {}
+    with reading(home) as session:
+        assert retention_rules.chosen_rules(session) == {}
 
 
-def test_the_form_keeps_and_shows_them(home: Settings) -> None:
+def test_the_form_stores_and_shows_the_rules(home: Settings) -> None:
     import gradio as gr
 
     with gr.Blocks():
@@ -54,13 +54,13 @@ def test_the_form_keeps_and_shows_them(home: Settings) -> None:
 
 def test_each_attempt_says_how_long_it_took(home: Settings) -> None:
     start = now()
-    with writing(home) as rows:
-        rows.add(Job(id="job", name="job", kind="train", queue="gpu", state="SUCCEEDED"))
-        rows.flush()
+    with writing(home) as session:
+        session.add(Job(id="job", name="job", kind="train", queue="gpu", state="SUCCEEDED"))
+        session.flush()
         for attempt, seconds in ((1, 0), (1, 12), (2, 20), (2, 877)):
             line = JobLog(job_id="job", attempt=attempt, at=start + timedelta(seconds=seconds), message="x")
-            rows.add(line)
-    with reading(home) as rows:
-        html = job_rows.attempts(reports.attempt_seconds(rows, "job"))
+            session.add(line)
+    with reading(home) as session:
+        html = job_rows.attempts(reports.attempt_seconds(session, "job"))
     assert "took 12 s" in html and "took 14 min 17 s" in html
     assert job_rows.attempts({1: 5.0}) == ""

@@ -1,4 +1,4 @@
-"""A divided job on the pages: one row in the list, a square a shard on its own page. From rows alone."""
+"""A sharded job on the pages: one row in the list, and one square per shard on the job's page."""
 
 import re
 import time
@@ -18,13 +18,13 @@ from tracking.tables import Job
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-def divided(settings: Settings, count: int, rows: int = 10) -> Job:
+def sharded_job(settings: Settings, count: int, rows: int = 10) -> Job:
     """A generation whose first shard is done, whose second failed, whose third runs."""
     with db.writing(settings) as session:
         job = jobs.create(session, kind="generate_data", queue="io", request={}, name=f"answers {HOSTILE}")
         jobs.claim(session, job.id, "worker", 30)
-        asked = ShardPlan("generate_shard", "io", "rows", [ShardSpec({"key": str(n)}, rows) for n in range(count)])
-        shards.create_shards(session, job.id, 1, asked)
+        plan = ShardPlan("generate_shard", "io", "rows", [ShardSpec({"key": str(n)}, rows) for n in range(count)])
+        shards.create_shards(session, job.id, 1, plan)
         first, second, third = shards.list_shards(session, job.id)[:3]
         for shard in (first, second, third):
             jobs.claim(session, shard.id, "worker", 30)
@@ -38,7 +38,7 @@ def divided(settings: Settings, count: int, rows: int = 10) -> Job:
 
 @pytest.fixture
 def job(home: Settings) -> Job:
-    return divided(home, 5)
+    return sharded_job(home, 5)
 
 
 def test_the_list_and_the_strip_show_one_job_with_its_progress(home: Settings, job: Job) -> None:
@@ -49,26 +49,24 @@ def test_the_list_and_the_strip_show_one_job_with_its_progress(home: Settings, j
     assert f"/runs?id={job.id}" in chip and "20%" in chip and "waiting" not in chip
 
 
-def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_see_colors(
-    home: Settings, job: Job
-) -> None:
+def test_its_page_has_a_labelled_square_for_each_shard(home: Settings, job: Job) -> None:
     with db.reading(home) as session:
         html = head(session, jobs.get(session, job.id))
-        made = shards.list_shards(session, job.id)
-        one = head(session, made[1])
+        shard_list = shards.list_shards(session, job.id)
+        shard_html = head(session, shard_list[1])
     assert re.findall(r'aria-label="Shard (\d): (\w+), (\d+) of 10"', html) == [
         *[("1", "done", "10"), ("2", "failed", "0"), ("3", "running", "0")],
         *[("4", "waiting", "0"), ("5", "waiting", "0")],
     ]
-    assert all(f"/runs?id={shard.id}" in html for shard in made) and "<img" not in html
-    assert f'Shard 2 of <a href="/runs?id={job.id}">' in one and "sp-shard-grid" not in one
+    assert all(f"/runs?id={shard.id}" in html for shard in shard_list) and "<img" not in html
+    assert f'Shard 2 of <a href="/runs?id={job.id}">' in shard_html and "sp-shard-grid" not in shard_html
 
 
-def test_thousands_of_shards_are_told_in_words_and_quickly(home: Settings) -> None:
-    job = divided(home, job_rows.SQUARES + 1)
+def test_thousands_of_shards_are_summarized_quickly(home: Settings) -> None:
+    job = sharded_job(home, job_rows.SQUARES + 1)
     with db.reading(home) as session:
         began = time.thread_time()
-        html, listed = head(session, jobs.get(session, job.id)), jobs_page.table(session, ListQuery("All"))
+        html, table = head(session, jobs.get(session, job.id)), jobs_page.table(session, ListQuery("All"))
         assert time.thread_time() - began < 0.3
     assert "sp-shard-grid" not in html and f"1 of {job_rows.SQUARES + 1:,} shards" in html.replace("1001", "1,001")
-    assert listed.count("data-pick=") == 1
+    assert table.count("data-pick=") == 1

@@ -1,4 +1,4 @@
-"""The frame around the pages: what it loads, what it shows, what it never lets through."""
+"""The frame around the pages: its assets, navigation, status strip and escaping."""
 
 import re
 from datetime import timedelta
@@ -35,13 +35,13 @@ NASTY = [
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
-    """One application for the file: making all pages takes seconds."""
+    """One application for all tests of the file, since building all pages takes seconds."""
     settings = load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("home"))})
     migrate(settings)
     return TestClient(make_app(settings), base_url="http://127.0.0.1:7860")
 
 
-def test_every_page_answers_and_has_its_style_in_the_head(client: TestClient) -> None:
+def test_every_page_loads_and_has_its_style_in_the_head(client: TestClient) -> None:
     for path in PAGES.values():
         page = client.get(path)
         assert page.status_code == 200, path
@@ -62,9 +62,9 @@ def test_pages_are_sent_compressed_and_small(client: TestClient) -> None:
 
 def test_no_accordion_makes_its_fields_only_when_it_opens(home: Settings) -> None:
     """See app.widgets.elements.closed_accordion."""
-    found = [c["props"] for c in make_pages(home).config["components"] if c["type"] == "accordion"]
-    lazy = [props["label"] for props in found if props["open"] is False]
-    assert {props["open"] for props in found} == {0, True} and not lazy
+    accordions = [c["props"] for c in make_pages(home).config["components"] if c["type"] == "accordion"]
+    lazy = [props["label"] for props in accordions if props["open"] is False]
+    assert {props["open"] for props in accordions} == {0, True} and not lazy
 
 
 def test_what_the_head_names_is_served(client: TestClient) -> None:
@@ -72,10 +72,10 @@ def test_what_the_head_names_is_served(client: TestClient) -> None:
         assert client.get(address).status_code == 200, address
 
 
-def test_browsers_keep_what_has_a_hash_and_the_font(client: TestClient) -> None:
-    kept = re.findall(r'(?:href|src)="([^"]+)"', theme.head())
-    assert theme.asset("inter.woff2") in kept
-    assert all("immutable" in client.get(each).headers["cache-control"] for each in kept)
+def test_browsers_cache_the_font_and_files_with_a_hash(client: TestClient) -> None:
+    addresses = re.findall(r'(?:href|src)="([^"]+)"', theme.head())
+    assert theme.asset("inter.woff2") in addresses
+    assert all("immutable" in client.get(address).headers["cache-control"] for address in addresses)
     assert 'url("inter.woff2")' in (theme.STATIC / "tokens.css").read_text()
     assert (theme.STATIC / "inter.woff2").stat().st_size < 120_000
     assert "cache-control" not in client.get("/ui/style.css").headers
@@ -86,15 +86,17 @@ def test_modules_import_what_is_served_beside_them(client: TestClient) -> None:
         address = theme.asset(name)
         for imported in re.findall(r'^import .*"\./([\w.]+)";$', client.get(address).text, re.MULTILINE):
             assert client.get(address.replace(name, imported)).status_code == 200, (name, imported)
-    reached = set(re.findall(r'"\./([\w.]+)"', "".join((theme.STATIC / name).read_text() for name in theme.modules())))
-    assert reached <= set(theme.modules())
+    imported_names = set(
+        re.findall(r'"\./([\w.]+)"', "".join((theme.STATIC / name).read_text() for name in theme.modules()))
+    )
+    assert imported_names <= set(theme.modules())
 
 
 def test_nothing_requests_frames_in_the_script_of_gradio_s_status(client: TestClient) -> None:
     [script] = Path(gr.__file__).parent.glob("templates/frontend/assets/statustracker-*.js")
-    answer = client.get(f"/assets/{script.name}")
-    assert len(FRAMES.findall(script.read_bytes())) == 2 and not FRAMES.search(answer.content)
-    assert len(answer.content) == script.stat().st_size
+    response = client.get(f"/assets/{script.name}")
+    assert len(FRAMES.findall(script.read_bytes())) == 2 and not FRAMES.search(response.content)
+    assert len(response.content) == script.stat().st_size
 
 
 def test_the_head_names_nothing_outside() -> None:
@@ -138,7 +140,7 @@ def test_every_color_token_of_the_theme_is_in_the_style_sheet_light_and_dark() -
 
 @pytest.mark.parametrize("ground", ["bg", "surface", "sunken"])
 @pytest.mark.parametrize("ink", ["ink", "muted", "accent", "draft", "own", "reject", "good", "warn", "bad", "info"])
-def test_words_can_be_read_on_every_ground_in_both_themes(ink: str, ground: str) -> None:
+def test_text_is_readable_on_every_background_in_both_themes(ink: str, ground: str) -> None:
     """WCAG AA: contrast of at least 4.5."""
     css = (theme.STATIC / "tokens.css").read_text()
     for block in (css.split(":root.dark")[0], css.split(":root.dark, .dark {")[1].split("}")[0]):
@@ -197,8 +199,8 @@ def test_every_page_belongs_to_one_place() -> None:
 
 @pytest.mark.parametrize("name", MOVED)
 def test_an_address_of_version_0_1_redirects_with_its_query(client: TestClient, name: str) -> None:
-    answer = client.get(f"/{name}?id=a%26b&find=x+y", follow_redirects=False)
-    assert (answer.status_code, answer.headers["location"]) == (308, f"{PAGES[name]}?id=a%26b&find=x+y")
+    response = client.get(f"/{name}?id=a%26b&find=x+y", follow_redirects=False)
+    assert (response.status_code, response.headers["location"]) == (308, f"{PAGES[name]}?id=a%26b&find=x+y")
     assert client.get(f"/{name}", follow_redirects=False).headers["location"] == PAGES[name]
     assert client.get(f"/{name}").status_code == 200
 
@@ -206,14 +208,16 @@ def test_an_address_of_version_0_1_redirects_with_its_query(client: TestClient, 
 def test_all_addresses_of_version_0_1_lead_to_a_page(client: TestClient) -> None:
     names = "models data train jobs playground compare checkpoints evaluations storage settings experiments trainings"
     for path in ("/", *(f"/{name}" for name in names.split())):
-        answer = client.get(path)
-        assert answer.status_code == 200 and answer.url.path in PAGES.values(), path
+        response = client.get(path)
+        assert response.status_code == 200 and response.url.path in PAGES.values(), path
 
 
 def test_the_strip_names_the_running_job_its_progress_and_the_queue(home: Settings) -> None:
-    with writing(home) as rows:
-        rows.add(Job(name="<b>train", kind="train", queue="gpu", state="RUNNING", done=30, total=120, eta_seconds=95.0))
-        rows.add(Job(name="next", kind="train", queue="gpu"))
+    with writing(home) as session:
+        session.add(
+            Job(name="<b>train", kind="train", queue="gpu", state="RUNNING", done=30, total=120, eta_seconds=95.0)
+        )
+        session.add(Job(name="next", kind="train", queue="gpu"))
     html = status_bar.render(home)
     assert "25% · 1 min 35 s left · 1 waiting" in html
     assert "<b>train" not in html
@@ -221,18 +225,18 @@ def test_the_strip_names_the_running_job_its_progress_and_the_queue(home: Settin
 
 def test_the_strip_says_which_process_is_silent(home: Settings) -> None:
     assert "no worker has reported yet" in status_bar.render(home)
-    with writing(home) as rows:
-        processes.beat(rows, "worker-io")
+    with writing(home) as session:
+        processes.beat(session, "worker-io")
         old = now() - timedelta(seconds=95)
-        rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
+        session.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
     assert "worker-gpu has not reported for 1 min 35 s" in status_bar.render(home)
 
 
 def test_a_process_that_was_restarted_counts_as_alive(home: Settings) -> None:
-    with writing(home) as rows:
+    with writing(home) as session:
         old = now() - timedelta(seconds=95)
-        rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
-        processes.beat(rows, "worker-gpu")
+        session.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
+        processes.beat(session, "worker-gpu")
     assert "worker-gpu alive" in status_bar.render(home)
 
 
@@ -240,12 +244,12 @@ def test_the_strip_shows_each_gpu_once(home: Settings, monkeypatch: pytest.Monke
     fake_gpus.install_in_nvml(monkeypatch, 2)
     assert worker_status(home, "io") == {}
     old = now() - timedelta(seconds=95)
-    with writing(home) as rows:
-        processes.beat(rows, "worker-gpu", **worker_status(home, "gpu"))
+    with writing(home) as session:
+        processes.beat(session, "worker-gpu", **worker_status(home, "gpu"))
         status = worker_status(home, "gpu")
-        rows.add(Preference(key="process:worker-gpu@x:1", value=status, updated_at=now()))
+        session.add(Preference(key="process:worker-gpu@x:1", value=status, updated_at=now()))
         lost = {"gpus": [{**status["gpus"][0], "uuid": "GPU-dead"}]}
-        rows.add(Preference(key="process:worker-gpu@y:1", value=lost, updated_at=old))
+        session.add(Preference(key="process:worker-gpu@y:1", value=lost, updated_at=old))
     html = status_bar.render(home)
     assert html.count("GPU-5d3b1c20 0% · 0 B of 80.0 GB · 50 °C") == 1
     assert html.count("GPU-5d3b1c21 10% · 1.0 GB of 80.0 GB<") == 1 and "GPU-dead" not in html

@@ -1,4 +1,4 @@
-"""The Storage page's functions: what is shown of a survey, and chores."""
+"""The Storage page: tables of a survey, and background tasks."""
 
 import threading
 from datetime import timedelta
@@ -24,14 +24,14 @@ def filled(home: Settings) -> Filled:
 
 @pytest.fixture
 def page(filled: Filled) -> StoragePage:
-    """Without components; counted once."""
-    made = StoragePage(filled.settings)
-    made.surveys = storage.Surveys(filled.settings)
-    made.surveys.count().join(30)
-    return made
+    """A page without components, with one finished survey."""
+    page = StoragePage(filled.settings)
+    page.surveys = storage.Surveys(filled.settings)
+    page.surveys.count().join(30)
+    return page
 
 
-def test_every_part_has_a_size_and_words(filled: Filled) -> None:
+def test_every_part_has_a_title(filled: Filled) -> None:
     survey = storage.survey(filled.settings)
     html = storage_view.parts_table(survey)
     for title in ("Models", "Datasets", "Drafts", "Log files", "Uploads", "Database", "Automatic backups"):
@@ -44,17 +44,17 @@ def test_names_are_never_markup(filled: Filled) -> None:
         session.get_one(Base, filled.ids["base"]).name = NASTY
     write(filled.settings.home / "models" / NASTY.replace("/", "") / "x", b"x")
     survey = storage.survey(filled.settings)
-    left = [storage.Leftover(filled.settings.home / "models" / NASTY.replace("/", ""), 5, now())]
+    leftovers = [storage.Leftover(filled.settings.home / "models" / NASTY.replace("/", ""), 5, now())]
     for html in (
         storage_view.rows_table(survey),
-        storage_view.leftovers(left, str(filled.settings.home)),
+        storage_view.leftovers(leftovers, str(filled.settings.home)),
     ):
         assert "<img" not in html and "${" not in html and "onerror" in html
 
 
 def test_the_largest_come_first_and_the_list_is_bounded() -> None:
-    things = [storage.StorageItem("models", f"{n:032x}", f"model-{n}", bytes=n * 1000) for n in range(500)]
-    survey = storage.Survey(now(), things, [], {"leftovers": 0}, 10, 100)
+    items = [storage.StorageItem("models", f"{n:032x}", f"model-{n}", bytes=n * 1000) for n in range(500)]
+    survey = storage.Survey(now(), items, [], {"leftovers": 0}, 10, 100)
     html = storage_view.rows_table(survey)
     assert html.index("model-499") < html.index("model-498") and "model-100<" not in html
     assert "60 largest of 500" in html
@@ -66,39 +66,39 @@ def test_the_page_draws_at_once_and_again_when_something_was_counted(filled: Fil
     first = page.draw()
     assert "Measuring" in first[1] or page.surveys.last
     page.surveys.count().join(30)
-    drawn = page.poll(first[0])
-    assert "Used by the home folder" in drawn[1]
-    assert not isinstance(page.poll(drawn[0]), list), "nothing new, nothing drawn"
+    update = page.poll(first[0])
+    assert "Used by the home folder" in update[1]
+    assert not isinstance(page.poll(update[0]), list), "nothing new, nothing drawn"
 
 
-def test_a_chore_runs_beside_the_page_once_at_a_time_and_says_how_it_went() -> None:
-    chore, go, runs = BackgroundTask(), threading.Event(), []
+def test_a_background_task_runs_once_at_a_time_and_reports_its_result() -> None:
+    task, release, runs = BackgroundTask(), threading.Event(), []
 
     def work() -> str:
-        go.wait(30)
+        release.wait(30)
         runs.append(1)
         return "Removed 3 runs."
 
-    chore.start("Cleaning …", work)
-    chore.start("Cleaning …", work)
-    assert "Cleaning" in chore.message
-    go.set()
-    chore._thread.join(30)
-    assert runs == [1] and "Removed 3 runs." in chore.message
+    task.start("Cleaning …", work)
+    task.start("Cleaning …", work)
+    assert "Cleaning" in task.message
+    release.set()
+    task._thread.join(30)
+    assert runs == [1] and "Removed 3 runs." in task.message
 
     def refuse() -> str:
         raise Conflict("It is used.")
 
-    chore.start("Cleaning …", refuse)
-    chore._thread.join(30)
-    assert "It is used." in chore.message and "sp-bad" in chore.message
+    task.start("Cleaning …", refuse)
+    task._thread.join(30)
+    assert "It is used." in task.message and "sp-bad" in task.message
 
 
-def test_what_would_go_and_what_went(page: StoragePage, filled: Filled) -> None:
+def test_the_page_reports_the_last_cleanup(page: StoragePage, filled: Filled) -> None:
     page.clean()
     page.chore._thread.join(30)
     assert "Deleted 1 states" in page.chore.message
     assert "Last removed just now: 1 states" in page.round_html()
-    old = storage_view.last_cleanup(Preference(key=retention.NOTE, value={}, updated_at=now() - timedelta(hours=1)))
-    assert "Last cleanup 1 h 0 min ago. Nothing removed so far." in old
+    html = storage_view.last_cleanup(Preference(key=retention.NOTE, value={}, updated_at=now() - timedelta(hours=1)))
+    assert "Last cleanup 1 h 0 min ago. Nothing removed so far." in html
     assert "No cleanup yet" in storage_view.last_cleanup(None)

@@ -1,4 +1,4 @@
-"""Trainings compared, from rows alone: which are found, curves, what differs."""
+"""Comparison of trainings: which are found, their curves, and the settings that differ."""
 
 import html
 import json
@@ -20,7 +20,7 @@ HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 
 @pytest.fixture
 def filled(home: Settings) -> Settings:
-    """Two trainings that differ in their learning rate, another job, and a training of before axes were kept."""
+    """Two trainings that differ in their learning rate, another job, and an old training without recorded axes."""
     with db.writing(home) as session:
         session.add(Base(id="base", name="tiny", source="folder", location="/x", state="ready"))
         session.add(Dataset(id="data", name=HOSTILE, kind="conversations", state="ready", rows=100))
@@ -30,7 +30,11 @@ def filled(home: Settings) -> Settings:
         session.add(Job(id="other", name="Plan it", kind="plan", queue="gpu", state="SUCCEEDED"))
         session.flush()
         session.add_all(
-            [measured("one", 1.5, "GSM8K"), measured("two", 2.0, "GSM8K"), measured("two", 2.5, "MT-Bench")]
+            [
+                new_evaluation("one", 1.5, "GSM8K"),
+                new_evaluation("two", 2.0, "GSM8K"),
+                new_evaluation("two", 2.5, "MT-Bench"),
+            ]
         )
     return home
 
@@ -52,22 +56,22 @@ def add_training(session: db.Session, name: str, rate: float, axes: bool) -> Non
     job.state, job.done, job.started_at, job.finished_at = "SUCCEEDED", 10, now(), now()
 
 
-def measured(name: str, tau: float, questions: str) -> Evaluation:
+def new_evaluation(name: str, tau: float, questions: str) -> Evaluation:
     row = Evaluation(name=name, base_id="base", checkpoint_id=f"draft-{name}", state="ready", suite="own")
     row.questions, row.tau, row.tau_low, row.tau_high, row.speedup = questions, tau, tau - 0.1, tau + 0.1, tau / 2
     return row
 
 
-def drawn(settings: Settings, ids: str = "") -> dict[str, str]:
+def page_parts(settings: Settings, ids: str = "") -> dict[str, str]:
     names = ("problem", "column", "differ", "charts", "figures")
     with db.reading(settings) as session:
         return dict(zip(names, page.drawn(session, ids), strict=True))
 
 
-def lines(made: str, title: str) -> dict:
-    """What the chart called `title` tells the script."""
-    found = [json.loads(html.unescape(each)) for each in re.findall(r'data-chart="([^"]+)"', made)]
-    return next(each for each in found if each["title"] == title)
+def chart_data(markup: str, title: str) -> dict:
+    """The data that the chart called `title` passes to the script."""
+    charts = [json.loads(html.unescape(chart)) for chart in re.findall(r'data-chart="([^"]+)"', markup)]
+    return next(chart for chart in charts if chart["title"] == title)
 
 
 def test_an_address_lists_each_job_once_and_comes_back() -> None:
@@ -75,28 +79,28 @@ def test_an_address_lists_each_job_once_and_comes_back() -> None:
     assert comparison_url(["b", "a"]) == "/runs/compare?ids=b,a"
 
 
-def test_what_cannot_be_compared_is_said(filled: Settings) -> None:
-    said = drawn(filled, ids="one,other,nowhere")["problem"]
-    assert "Not training runs: “Plan it”" in said and "do not exist: 1" in said and "Only one training" in said
-    assert drawn(filled, ids="one,two")["problem"] == ""
-    assert "Nothing to compare yet" in drawn(filled)["problem"]
+def test_jobs_that_cannot_be_compared_are_reported(filled: Settings) -> None:
+    problem = page_parts(filled, ids="one,other,nowhere")["problem"]
+    assert "Not training runs: “Plan it”" in problem and "do not exist: 1" in problem and "Only one training" in problem
+    assert page_parts(filled, ids="one,two")["problem"] == ""
+    assert "Nothing to compare yet" in page_parts(filled)["problem"]
 
 
-def test_more_than_can_be_told_apart_are_named(filled: Settings) -> None:
+def test_trainings_above_the_limit_are_named(filled: Settings) -> None:
     with db.reading(filled) as session:
-        found = trainings.find(session, ["two", "one", "old"], most=2)
-    assert [each.job.id for each in found.trainings] == ["two", "one"]
-    assert "Left out: “Train old”" in trainings_view.missing_jobs_notice(found)
+        comparison = trainings.find(session, ["two", "one", "old"], most=2)
+    assert [training.job.id for training in comparison.trainings] == ["two", "one"]
+    assert "Left out: “Train old”" in trainings_view.missing_jobs_notice(comparison)
 
 
 def test_only_settings_that_differ_are_in_the_table(filled: Settings) -> None:
-    made = drawn(filled, ids="one,two")["differ"]
-    table, equal = made.split("<details")
+    markup = page_parts(filled, ids="one,two")["differ"]
+    table, equal = markup.split("<details")
     assert re.findall(r"<td>([^<]*)</td>|<td[^>]*>([^<]*)</td>", table)[0][0] == "lr"
     assert table.count("<tr>") == 2 and "0.001" in table and "0.002" in table
     assert re.search(r"\d+ settings are equal in all training runs", equal) and "batch_tokens" in equal
     assert "depends on the data" in equal[equal.index("batch_tokens") :][:80]
-    assert "<img" not in made and "${" not in made
+    assert "<img" not in markup and "${" not in markup
 
 
 def test_a_training_on_several_sets_names_them_all(filled: Settings) -> None:
@@ -104,8 +108,8 @@ def test_a_training_on_several_sets_names_them_all(filled: Settings) -> None:
         session.add(Dataset(id="more", name="letters", kind="conversations", state="ready", rows=5))
         job = session.get_one(Job, "two")
         job.request = {**job.request, "more_dataset_ids": ["more"]}
-    made = drawn(filled, ids="one,two")
-    differ = made["differ"].split("<details")[0]
+    parts = page_parts(filled, ids="one,two")
+    differ = parts["differ"].split("<details")[0]
     assert "dataset" in differ and "letters" in differ
     with db.reading(filled) as session:
         assert [row.id for row in trainings.find(session, ["two"]).trainings[0].datasets] == ["data", "more"]
@@ -120,19 +124,19 @@ def test_a_request_of_another_version_is_shown_as_it_was(filled: Settings) -> No
     with db.writing(filled) as session:
         job = session.get_one(Job, "one")
         job.request = {**job.request, "settings": {"warp": 9}, "gone": 1}
-    assert "warp" in drawn(filled, ids="one,two")["differ"]
+    assert "warp" in page_parts(filled, ids="one,two")["differ"]
 
 
 def test_curves_lie_over_each_other(filled: Settings) -> None:
-    found = lines(drawn(filled, ids="one,two,old")["charts"], "Loss, training")
-    assert found["names"] == ["one", "two", "old"] and found["across"] == "step" and len(found["points"][0]) == 10
-    assert found["near"] and found["styles"] == ["sp-line-0", "sp-line-1", "sp-line-2"]
+    chart = chart_data(page_parts(filled, ids="one,two,old")["charts"], "Loss, training")
+    assert chart["names"] == ["one", "two", "old"] and chart["across"] == "step" and len(chart["points"][0]) == 10
+    assert chart["near"] and chart["styles"] == ["sp-line-0", "sp-line-1", "sp-line-2"]
 
 
 def test_figures_stand_side_by_side_with_intervals(filled: Settings) -> None:
-    made = drawn(filled, ids="one,two")
-    assert ">Size<" not in made["figures"], "nobody has a size"
-    assert "1.90 – 2.10" in made["figures"] and "MT-Bench" in made["figures"] and "1,000" in made["figures"]
+    parts = page_parts(filled, ids="one,two")
+    assert ">Size<" not in parts["figures"], "nobody has a size"
+    assert "1.90 – 2.10" in parts["figures"] and "MT-Bench" in parts["figures"] and "1,000" in parts["figures"]
 
 
 def test_what_is_shown_follows_the_rows(filled: Settings) -> None:
@@ -140,7 +144,7 @@ def test_what_is_shown_follows_the_rows(filled: Settings) -> None:
         before = page.now(session, "one,two")
         assert page.now(session, "one,two") == before
     with db.writing(filled) as session:
-        session.add(measured("one", 3.0, "GSM8K"))
+        session.add(new_evaluation("one", 3.0, "GSM8K"))
     with db.reading(filled) as session:
         after = page.now(session, "one,two")
         assert after != before
@@ -150,11 +154,11 @@ def test_what_is_shown_follows_the_rows(filled: Settings) -> None:
         assert page.now(session, "one,two") != after
 
 
-def test_two_of_one_name_are_told_apart(filled: Settings) -> None:
+def test_trainings_of_the_same_name_are_told_apart(filled: Settings) -> None:
     with db.writing(filled) as session:
         session.get_one(Checkpoint, "draft-two").job_id = None
         session.get_one(Job, "two").name = "one"
-    assert ">one · two<" in drawn(filled, ids="one,two")["figures"]
+    assert ">one · two<" in page_parts(filled, ids="one,two")["figures"]
 
 
 def test_names_that_look_numbered_are_told_apart_too(filled: Settings) -> None:
@@ -163,10 +167,10 @@ def test_names_that_look_numbered_are_told_apart_too(filled: Settings) -> None:
             session.get_one(Checkpoint, draft).job_id = None
             session.get_one(Job, draft.removeprefix("draft-")).name = {"a": "a", "b": "a", "c": "a · 1"}[name]
     with db.reading(filled) as session:
-        found = trainings.find(session, ["one", "two", "old"]).trainings
-    assert len(set(trainings_view.labels(found))) == 3
+        compared = trainings.find(session, ["one", "two", "old"]).trainings
+    assert len(set(trainings_view.labels(compared))) == 3
 
 
-def test_the_bar_marks_where_one_came_from() -> None:
+def test_the_bar_marks_the_jobs_page() -> None:
     for name in ("experiments", "trainings"):
         assert '<a href="/runs" aria-current="true">' in re.sub("<svg.*?</svg>", "", shell.bar(name))

@@ -1,4 +1,4 @@
-"""An upload belongs to the browser session that sent it, and nothing a page is told makes the server fetch."""
+"""An upload belongs to the browser session that sent it, and no input of a page makes the server fetch a URL."""
 
 import json
 import socket
@@ -35,7 +35,7 @@ def application(settings: Settings) -> Any:
 
 @pytest.fixture
 def pages(application: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The application; another one in this process would have taken Gradio's folder."""
+    """The application with its own upload folder; another one in this process may have changed Gradio's setting."""
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(settings.home / "uploads"))
     return application
 
@@ -53,19 +53,19 @@ def theirs(pages: Any) -> TestClient:
 
 
 def browser(pages: Any) -> TestClient:
-    made = TestClient(pages, base_url="http://127.0.0.1:7860")
-    assert made.get("/data").status_code == 200
-    return made
+    client = TestClient(pages, base_url="http://127.0.0.1:7860")
+    assert client.get("/data").status_code == 200
+    return client
 
 
 def send_file(client: TestClient, name: str = "prompts.jsonl", content: bytes = PROMPTS) -> str:
-    answer = client.post("/gradio_api/upload", files={"files": (name, content)})
-    assert answer.status_code == 200
-    return answer.json()[0]
+    response = client.post("/gradio_api/upload", files={"files": (name, content)})
+    assert response.status_code == 200
+    return response.json()[0]
 
 
 def press_import(client: TestClient, pages: Any, file: Any) -> Any:
-    """The Data page's Import button with `file` in its box."""
+    """Press the Data page's Import button with `file` in its field."""
     fn = event_of(pages, "data-upload", "data-limit")
     filled = {"data-upload": file, "data-kind": PROMPTS_ONLY, "data-answered-by": None, "data-suite": None}
     data = [filled.get(box.elem_id, "") for box in fn.inputs]
@@ -79,25 +79,25 @@ def event_of(pages: Any, *elem_ids: str) -> Any:
 
 
 def look_at(client: TestClient, pages: Any, files: Any) -> Any:
-    """The form of published drafts with `files` in its box."""
+    """Send the form of published drafts with `files` in its field."""
     fn = event_of(pages, "drafts-files")
     data = [
         files if i.elem_id == "drafts-files" else "upload" if i.elem_id == "drafts-source" else "" for i in fn.inputs
     ]
-    box = next(i._id for i in fn.inputs if i.elem_id == "drafts-files")
-    told = {"event_data": files, "trigger_id": box}  # as a browser does when a box of files changes
-    return client.post(EVENT, json={"data": data, "fn_index": fn._id, "session_hash": "x", **told})
+    field_id = next(i._id for i in fn.inputs if i.elem_id == "drafts-files")
+    event = {"event_data": files, "trigger_id": field_id}  # as a browser sends when a file field changes
+    return client.post(EVENT, json={"data": data, "fn_index": fn._id, "session_hash": "x", **event})
 
 
-def file_data(path: str, **more: Any) -> dict[str, Any]:
-    return {"path": path, "orig_name": "prompts.jsonl", "size": 9, "meta": {"_type": "gradio.FileData"}, **more}
+def file_data(path: str, **fields: Any) -> dict[str, Any]:
+    return {"path": path, "orig_name": "prompts.jsonl", "size": 9, "meta": {"_type": "gradio.FileData"}, **fields}
 
 
 @pytest.mark.integration
-def test_ones_own_upload_is_imported(ours: TestClient, pages: Any, settings: Settings) -> None:
+def test_an_upload_of_the_same_browser_is_imported(ours: TestClient, pages: Any, settings: Settings) -> None:
     path = send_file(ours)
-    answer = press_import(ours, pages, file_data(path, url="http://127.0.0.1:9/x", is_stream=True))
-    assert answer.status_code == 200, answer.text
+    response = press_import(ours, pages, file_data(path, url="http://127.0.0.1:9/x", is_stream=True))
+    assert response.status_code == 200, response.text
     with reading(settings) as session:
         job = session.scalar(select(Job).where(Job.kind == "import_prompts"))
     assert job.request["original_name"] == "prompts.jsonl"
@@ -108,20 +108,20 @@ def test_another_browsers_upload_is_neither_imported_nor_served(
     ours: TestClient, theirs: TestClient, pages: Any
 ) -> None:
     path = send_file(ours, content=b'{"prompt": "a secret of ours"}\n')
-    refused = press_import(theirs, pages, file_data(path))
-    assert refused.status_code == 400
-    assert "not uploaded from this browser session" in refused.json()["error"]
+    response = press_import(theirs, pages, file_data(path))
+    assert response.status_code == 400
+    assert "not uploaded from this browser session" in response.json()["error"]
     assert theirs.get(f"/gradio_api/file={path}").status_code == 404
     assert ours.get(f"/gradio_api/file={path}").status_code == 200
 
 
-def test_a_box_for_several_files_takes_a_list_of_ones_own(
+def test_a_field_for_several_files_accepts_only_uploads_of_the_same_browser(
     ours: TestClient, theirs: TestClient, pages: Any, settings: Settings
 ) -> None:
     config, other = send_file(ours, "config.json", b"{}"), send_file(theirs, "model.safetensors", b"x" * 16)
     before = {*(settings.home / "uploads").iterdir()}
-    answer = look_at(ours, pages, [file_data(config)])
-    assert answer.status_code == 200 and "choose the model that the draft was trained for" in answer.text
+    response = look_at(ours, pages, [file_data(config)])
+    assert response.status_code == 200 and "choose the model that the draft was trained for" in response.text
     assert {*(settings.home / "uploads").iterdir()} == before, "no empty file stays behind"
     for wrong in (
         [file_data(config), file_data(other)],
@@ -183,14 +183,14 @@ def test_an_uploaded_drawing_or_page_is_saved_never_shown(ours: TestClient, page
     for name in ("x.svg", "x.html"):
         path = send_file(ours, name, b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
         press_import(ours, pages, file_data(path))
-        answer = ours.get(f"/gradio_api/file={path}")
-        assert answer.headers["content-disposition"] == "attachment"
-        assert answer.headers["content-security-policy"] == "sandbox"
+        response = ours.get(f"/gradio_api/file={path}")
+        assert response.headers["content-disposition"] == "attachment"
+        assert response.headers["content-security-policy"] == "sandbox"
 
 
 @pytest.fixture
 def listener() -> Iterator[tuple[int, list[int]]]:
-    """A port, and a note for each connection to it."""
+    """A port, and a list with an entry for each connection to it."""
     calls: list[int] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
@@ -223,25 +223,25 @@ def test_no_address_makes_the_server_fetch_it(ours: TestClient, pages: Any, list
     assert not calls
 
 
-def test_an_event_that_is_too_long_or_no_event_is_refused_with_a_sentence(ours: TestClient) -> None:
+def test_an_invalid_or_too_large_event_is_refused(ours: TestClient) -> None:
     for body in (b"[]", b"", b"{", b'{"data": [1], "fn_index": 10000000}', b'{"data": [], "fn_index": true}'):
-        answer = ours.post(EVENT, content=body)
-        assert answer.status_code == 400
-        assert answer.json()["error"].endswith("eload the page.")
+        response = ours.post(EVENT, content=body)
+        assert response.status_code == 400
+        assert response.json()["error"].endswith("eload the page.")
     huge = json.dumps({"data": ["x" * (9 << 20)], "fn_index": 0})
     assert "larger than" in ours.post(EVENT, content=huge).json()["error"]
 
 
 @pytest.mark.parametrize("name", ["secrets/inference-token", "speculoos.db", "uploads/x/prompts.jsonl", "logs/web.log"])
-def test_a_form_names_nothing_that_the_home_keeps_for_itself(settings: Settings, name: str) -> None:
-    for each in (settings, replace(settings, password="cinnamon")):
+def test_a_form_cannot_name_private_files_of_the_home(settings: Settings, name: str) -> None:
+    for variant in (settings, replace(settings, password="cinnamon")):
         with pytest.raises(BadInput, match="not accessible from pages"):
-            import_request(each, None, str(settings.home / name), None)
+            import_request(variant, None, str(settings.home / name), None)
     with pytest.raises(BadInput, match="not accessible from pages"):
         import_request(settings, None, "/proc/self/environ", None)
 
 
-def test_behind_a_password_a_form_names_only_files_of_the_home(settings: Settings, tmp_path: Path) -> None:
+def test_behind_a_password_a_form_can_name_only_files_of_the_home(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_bytes(PROMPTS)
     outside = str(tmp_path / "prompts.jsonl")
     assert import_request(settings, None, outside, None).path == outside
