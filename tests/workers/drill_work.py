@@ -1,6 +1,6 @@
-"""A kind of job for drills: `count` does steps of a known length, saves its place after each, and notes every doing.
+"""A job kind for drills: `count` runs steps of a fixed length, saves its position after each and notes all it does.
 
-Loaded into workers by SPECULOOS_WORK_MODULES, as an operator's further kinds of jobs would be.
+Workers load it by SPECULOOS_WORK_MODULES, like an operator's own job kinds.
 """
 
 import os
@@ -38,8 +38,8 @@ def run(request: Count, context: JobContext) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     note(folder, f"start {os.getpid()} {context.attempt}")
     play(request, context)
-    place = folder / "place"
-    done = int(place.read_text()) if place.exists() else 0
+    position = folder / "place"
+    done = int(position.read_text()) if position.exists() else 0
     context.progress(done, request.steps, "steps")
     for step in range(done, request.steps):
         if request.trick == "flood":
@@ -48,8 +48,8 @@ def run(request: Count, context: JobContext) -> dict[str, Any]:
             check_stop(context)
         time.sleep(request.seconds)
         note(folder, f"step {step} {os.getpid()} {context.attempt} {time.time()}")
-        place.with_suffix(".new").write_text(str(step + 1))
-        place.with_suffix(".new").rename(place)
+        position.with_suffix(".new").write_text(str(step + 1))
+        position.with_suffix(".new").rename(position)
         context.progress(step + 1, request.steps, "steps")
         context.metrics(step, {"train/loss": 1.0 / (step + 1)})
     context.sample(request.steps, {"text": "done\x00"})
@@ -57,7 +57,7 @@ def run(request: Count, context: JobContext) -> dict[str, Any]:
 
 
 def play(request: Count, context: JobContext) -> None:
-    """Misbehave as asked."""
+    """Misbehave as `trick` says."""
     if request.trick == "bad_input":
         raise BadInput("prompts.jsonl, line 7: no prompt here.", "Mend the line.")
     if request.trick == "bug":

@@ -16,8 +16,8 @@ KEY = os.environ.get("VLLM_API_KEY", "")
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        known = self.headers.get("Authorization") == f"Bearer {KEY}"
-        self.send_response(200 if known or self.path == "/health" else 401)
+        authorized = self.headers.get("Authorization") == f"Bearer {KEY}"
+        self.send_response(200 if authorized or self.path == "/health" else 401)
         self.send_header("Content-Length", "2")
         self.end_headers()
         self.wfile.write(b"{}")

@@ -1,4 +1,4 @@
-"""Sharded generations on real processes, for tests and drills: prompts, endpoints, and what must be true after."""
+"""Helpers for sharded generations on real processes: prompts, endpoints and checks of the result."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ class Servers:
 
 
 def echoes(bench: Bench, seconds: float) -> Servers:
-    """Servers that repeat what they are asked, each answer after so many seconds."""
+    """Servers that echo the prompt, each answer after `seconds`."""
 
     def start(port: int) -> subprocess.Popen[bytes]:
         file = bench.settings.home / f"port-{port}"
@@ -61,7 +61,7 @@ def echoes(bench: Bench, seconds: float) -> Servers:
 
 
 def prompts(bench: Bench, texts: Sequence[str]) -> str:
-    """A prompt set of these texts; its id."""
+    """Import these texts as a prompt set; return its id."""
     file = bench.settings.home / "texts.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     job = submit(ImportPrompts(path=str(file)), settings=bench.settings)
@@ -69,9 +69,9 @@ def prompts(bench: Bench, texts: Sequence[str]) -> str:
     return job.request["dataset_id"]
 
 
-def generate(bench: Bench, source_id: str, shard_rows: int, **more: object) -> Job:
-    """A sharded generation through `pair`."""
-    request = GenerateData(source_id=source_id, endpoint="pair", shard_rows=shard_rows, **{"max_tokens": 8, **more})
+def generate(bench: Bench, source_id: str, shard_rows: int, **options: object) -> Job:
+    """Submit a sharded generation through the endpoint `pair`."""
+    request = GenerateData(source_id=source_id, endpoint="pair", shard_rows=shard_rows, **{"max_tokens": 8, **options})
     return submit(request, settings=bench.settings)
 
 
@@ -90,21 +90,21 @@ def ended_well(bench: Bench, job: Job) -> list[Job]:
 
 
 def check_whole(bench: Bench, job: Job, count: int) -> None:
-    """Every prompt has exactly one answer, and every count says so."""
-    job, data, made = bench.job(job.id), dataset(bench, job), parts(bench, job)
+    """Every prompt has exactly one answer, and all counts agree."""
+    job, data, shard_jobs = bench.job(job.id), dataset(bench, job), parts(bench, job)
     folder = Path(data.path)
     rows = list(read_rows(folder))
-    asked = [row["id"] for row in read_rows(bench.settings.home / "datasets" / job.request["source_id"])]
-    asked = asked[: job.request["limit"]]
-    assert [row["id"] for row in rows] == asked, "each prompt once, in order"
+    prompt_ids = [row["id"] for row in read_rows(bench.settings.home / "datasets" / job.request["source_id"])]
+    prompt_ids = prompt_ids[: job.request["limit"]]
+    assert [row["id"] for row in rows] == prompt_ids, "each prompt once, in order"
     assert all(len(row["finish"]) == sum(m["role"] == "assistant" for m in row["messages"]) > 0 for row in rows)
-    assert [part.state for part in made] == ["SUCCEEDED"] * count and job.shards == count
+    assert [part.state for part in shard_jobs] == ["SUCCEEDED"] * count and job.shards == count
     report = data.report
-    assert (data.state, data.rows, data.bad_rows, report["failed_rows"]) == ("ready", len(asked), 0, 0)
-    assert (job.done, job.total) == (len(asked), len(asked)) == (report["rows"], report["prompts"])
-    assert report["finish"] == Counter(how for row in rows for how in row["finish"])
+    assert (data.state, data.rows, data.bad_rows, report["failed_rows"]) == ("ready", len(prompt_ids), 0, 0)
+    assert (job.done, job.total) == (len(prompt_ids), len(prompt_ids)) == (report["rows"], report["prompts"])
+    assert report["finish"] == Counter(reason for row in rows for reason in row["finish"])
     assert report["tokens"] == sum(row["answer_tokens"] for row in rows)
-    assert sum(part.done for part in made) == len(asked) and report["shards"] == count
+    assert sum(part.done for part in shard_jobs) == len(prompt_ids) and report["shards"] == count
     assert dataset_problems(folder) == {} and not (folder / "parts").exists()
 
 
@@ -115,7 +115,7 @@ def sums(bench: Bench, job: Job) -> list[tuple[str, str]]:
 
 
 def kill_children(bench: Bench, job: Job) -> int:
-    """kill -9 every process that works for a shard; how many."""
+    """Kill (-9) the processes of all running shards; return how many."""
     pids = [part.child["pid"] for part in parts(bench, job) if part.state == "RUNNING" and part.child]
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""A kind of job that holds GPUs until it is told to end. Its processes see COUNT GPUs that do not exist."""
+"""A job kind that holds GPUs until a file ends it. Its processes see COUNT fake GPUs."""
 
 import fcntl
 import os
@@ -37,14 +37,14 @@ def run(request: HoldGpus, context: JobContext) -> dict[str, Any]:
 
     folder = Path(request.folder)
     names = [lease_name(device) for device in take_devices(context, processes=request.gpus)]
-    with ExitStack() as held:
-        for name in names:  # fails if another process is on it
-            fcntl.flock(held.enter_context((folder / name).open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as stack:
+        for name in names:  # fails if another process holds it
+            fcntl.flock(stack.enter_context((folder / name).open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
         with (folder / "notes").open("a") as notes:
             notes.write(f"{request.end} {time.monotonic()} {' '.join(names)}\n")
         context.progress(0, 1, "steps", "holds")
-        until = time.monotonic() + request.seconds
-        while time.monotonic() < until and not any((folder / name).exists() for name in (request.end, EVERYONE)):
+        deadline = time.monotonic() + request.seconds
+        while time.monotonic() < deadline and not any((folder / name).exists() for name in (request.end, EVERYONE)):
             check_stop(context)
             time.sleep(0.05)
     return {"gpus": names}

@@ -1,4 +1,4 @@
-"""Imported into a worker's child by SPECULOOS_WORK_MODULES: leaves it a few hundred megabytes beyond its libraries."""
+"""Imported into a worker's child by SPECULOOS_WORK_MODULES; limits its memory to its libraries and ROOM."""
 
 import os
 import resource

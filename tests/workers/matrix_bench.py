@@ -1,5 +1,4 @@
-"""Matrices on real processes, for tests and drills: checkpoints and suites to measure, kills, and what must be true
-after."""
+"""Helpers for matrices on real processes: checkpoints and suites to measure, kills, and checks of the result."""
 
 import json
 import os
@@ -31,16 +30,16 @@ FILES: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def add_model(settings: Settings, folder: Path, checkpoints: int) -> tuple[str, list[str]]:
-    """A base and so many Medusa checkpoints of it; their ids."""
+    """Add a base and `checkpoints` Medusa checkpoints of it; return the ids."""
     base = load_base(folder)
     row = Base(name="tiny", source="folder", location=str(folder), path=str(folder), state="ready")
     row.weights_sha256, row.card = weights_sha256(folder), {"architecture": "llama", "parameters": 10**5}
     with db.writing(settings) as session:
         session.add(row)
         session.flush()
-        made = [_heads(settings, base, row, number) for number in range(checkpoints)]
-        session.add_all(made)
-    return row.id, [each.id for each in made]
+        drafts = [_heads(settings, base, row, number) for number in range(checkpoints)]
+        session.add_all(drafts)
+    return row.id, [each.id for each in drafts]
 
 
 def _heads(settings: Settings, base: Any, row: Base, number: int) -> Checkpoint:
@@ -53,19 +52,19 @@ def _heads(settings: Settings, base: Any, row: Base, number: int) -> Checkpoint:
 
 
 def add_suites(bench: Bench, names: Sequence[str], questions: int) -> list[str]:
-    """Suites in their own forms, imported by workers; ids of the datasets."""
-    made = []
+    """Import suites in their own formats; return the ids of the datasets."""
+    jobs = []
     for name in names:
         file = bench.settings.home / f"{name}.jsonl"
         file.write_text("".join(json.dumps(FILES[name](n)) + "\n" for n in range(questions)))
-        made.append(submit(ImportPrompts(path=str(file), suite=name), settings=bench.settings))
-    return [bench.wait(job.id, "SUCCEEDED").request["dataset_id"] for job in made]
+        jobs.append(submit(ImportPrompts(path=str(file), suite=name), settings=bench.settings))
+    return [bench.wait(job.id, "SUCCEEDED").request["dataset_id"] for job in jobs]
 
 
-def matrix(bench: Bench, base_id: str, checkpoint_ids: Sequence[str], suites: Sequence[str], **more: Any) -> Job:
-    """Every checkpoint on every suite."""
+def matrix(bench: Bench, base_id: str, checkpoint_ids: Sequence[str], suites: Sequence[str], **options: Any) -> Job:
+    """Submit a matrix of every checkpoint on every suite."""
     models = [{"base_id": base_id, "checkpoint_id": checkpoint_id} for checkpoint_id in checkpoint_ids]
-    return submit(Matrix(models=models, suites=list(suites), **more), settings=bench.settings)
+    return submit(Matrix(models=models, suites=list(suites), **options), settings=bench.settings)
 
 
 def cells(bench: Bench, job: Job) -> list[Job]:
@@ -74,7 +73,7 @@ def cells(bench: Bench, job: Job) -> list[Job]:
 
 
 def measured(bench: Bench, job: Job) -> list[Evaluation]:
-    """The rows of the cells that are measured."""
+    """The evaluations of the measured cells."""
     with db.reading(bench.settings) as session:
         return list(session.query(Evaluation).filter_by(matrix_id=job.id, state="ready").order_by(Evaluation.id))
 
@@ -83,22 +82,22 @@ def wait_measured(bench: Bench, job: Job, count: int, seconds: float = 300) -> N
     wait_until(lambda: len(measured(bench, job)) >= count, seconds, f"{count} cells", lambda: bench.output(job.id))
 
 
-def kill_a_child(bench: Bench, job: Job, chance: random.Random) -> bool:
-    """kill -9 the process of one running cell, if there is one."""
+def kill_a_child(bench: Bench, job: Job, rng: random.Random) -> bool:
+    """Kill (-9) the process of one running cell; return whether there was one."""
     pids = [cell.child["pid"] for cell in cells(bench, job) if cell.state == "RUNNING" and cell.child]
     try:
-        os.kill(chance.choice(pids), signal.SIGKILL)
+        os.kill(rng.choice(pids), signal.SIGKILL)
     except (IndexError, ProcessLookupError):
         return False
     return True
 
 
 def check_whole(bench: Bench, job: Job, count: int) -> None:
-    """Every cell is one evaluation with figures and the settings of its own cell; the CSV says what the rows say."""
-    rows, made = measured(bench, job), cells(bench, job)
-    assert len(rows) == len(made) == count and {cell.state for cell in made} == {"SUCCEEDED"}
-    assert {row.id for row in rows} == {cell.request["evaluation_id"] for cell in made}
-    for cell in made:
+    """Every cell has one evaluation with figures and the settings of that cell."""
+    rows, cell_jobs = measured(bench, job), cells(bench, job)
+    assert len(rows) == len(cell_jobs) == count and {cell.state for cell in cell_jobs} == {"SUCCEEDED"}
+    assert {row.id for row in rows} == {cell.request["evaluation_id"] for cell in cell_jobs}
+    for cell in cell_jobs:
         (row,) = [row for row in rows if row.id == cell.request["evaluation_id"]]
         assert (row.checkpoint_id, row.config["dataset_id"]) == (
             cell.request["checkpoint_id"],
@@ -108,7 +107,9 @@ def check_whole(bench: Bench, job: Job, count: int) -> None:
         assert row.config["drafting"] == cell.request["drafting"] and row.state == "ready"
         assert row.tau == row.result["mean_accepted_length"] >= 1 and row.speedup == row.result["speedup"]
         assert cell.result["evaluation_id"] == row.id
-    done = bench.job(job.id)
-    assert (done.state, done.result["cells"], done.shards) == ("SUCCEEDED", count, count)
-    assert done.unit == "questions" and 0 < done.done <= done.total == sum(cell.total for cell in made)
-    assert done.estimated_seconds == pytest.approx(sum(cell.estimated_seconds for cell in made))
+    matrix_job = bench.job(job.id)
+    assert (matrix_job.state, matrix_job.result["cells"], matrix_job.shards) == ("SUCCEEDED", count, count)
+    assert matrix_job.unit == "questions" and 0 < matrix_job.done <= matrix_job.total == sum(
+        cell.total for cell in cell_jobs
+    )
+    assert matrix_job.estimated_seconds == pytest.approx(sum(cell.estimated_seconds for cell in cell_jobs))

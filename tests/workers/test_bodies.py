@@ -1,4 +1,4 @@
-"""What each kind of job leaves behind when it is stopped, refused or given bad input. In this process, tiny base."""
+"""What each kind of job leaves behind when it is stopped, refused or has bad input. Runs in this process, tiny base."""
 
 import importlib
 import json
@@ -107,12 +107,12 @@ def test_answered_conversations_become_data_that_can_be_trained_on(
     begin: Begin, tiny_base: Path, tmp_path: Path
 ) -> None:
     base, file = fetched(begin, tiny_base), tmp_path / "chats.jsonl"
-    said = [{"from": "human", "value": "the fox?"}, {"from": "gpt", "value": "lazy dog"}]
-    rows = [{"conversations": said, "finish": how} for how in ("stop", "length")]
+    turns = [{"from": "human", "value": "the fox?"}, {"from": "gpt", "value": "lazy dog"}]
+    rows = [{"conversations": turns, "finish": reason} for reason in ("stop", "length")]
     file.write_text("".join(json.dumps(each) + "\n" for each in [*rows, {"prompt": "alone"}]))
     request, context = begin(ImportAnswered(path=str(file), base_id=base.id))
-    found = import_prompts.run(request, context)
-    assert {key: found[key] for key in ("rows", "bad_rows", "cut_answers")} == {
+    result = import_prompts.run(request, context)
+    assert {key: result[key] for key in ("rows", "bad_rows", "cut_answers")} == {
         "rows": 2,
         "bad_rows": 1,
         "cut_answers": 1,
@@ -121,7 +121,7 @@ def test_answered_conversations_become_data_that_can_be_trained_on(
     assert (data.kind, data.state, data.base_id) == ("conversations", "ready", base.id)
     tokenizer = load_tokenizer(base.path)
     loaded, report = load_conversations(data.path, tokenizer, 64, tokenizer_sha256=base.tokenizer_sha256)
-    assert report.loss_tokens == found["answer_tokens"] and len(loaded) == 2
+    assert report.loss_tokens == result["answer_tokens"] and len(loaded) == 2
     ended, cut = (tokenizer.decode(each.token_ids[each.mask].tolist()) for each in loaded)
     assert ended.startswith("lazy dog") and cut == "lazy dog" != ended, "no end of turn after a cut"
     with pytest.raises(BadInput, match="another tokenizer"):
@@ -144,8 +144,8 @@ def test_jobs_on_a_gpu_wait_for_their_memory_before_they_load(
         monkeypatch.setattr(module, "wait_for_memory", wait)
     generation = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
     training = Train(base_id=base.id, dataset_id=prompts.id, method="medusa")
-    for ask in (generation, Evaluate(base_id=base.id, drafting={"drafter": "ngram"}), training):
-        request, context = begin(ask)
+    for submitted in (generation, Evaluate(base_id=base.id, drafting={"drafter": "ngram"}), training):
+        request, context = begin(submitted)
         with pytest.raises(Cancelled, match="while it waited"):
             request.run(context)
         with context.session() as session:
@@ -155,16 +155,16 @@ def test_jobs_on_a_gpu_wait_for_their_memory_before_they_load(
     assert gpu_memory.CONTEXT_BYTES < estimates[0] < estimates[1] and estimates[2] > weights > 10_000
 
 
-def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
+def test_answers_made_before_a_stop_can_be_used_and_continued(
     begin: Begin, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
-    ask = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
-    request, context = begin(ask)
-    said = context.progress
+    generation = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
+    request, context = begin(generation)
+    progress = context.progress
 
     def stop_after_four(done: int, *rest: Any) -> None:
-        said(done, *rest)
+        progress(done, *rest)
         if done >= 4:
             with db.writing(context.settings) as session:
                 if not session.get_one(Job, context.job_id).cancel_requested:
@@ -174,19 +174,19 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     monkeypatch.setattr(context, "progress", stop_after_four)
     with pytest.raises(Cancelled, match=r"the \d+ finished rows can be used"):
         generate_data.run(request, context)
-    kept = row(context, Dataset, request.dataset_id)
-    assert kept.state == "ready" and 4 <= kept.rows < 12 and kept.report["complete"] is False
-    assert kept.report["lengths"] == [[32, kept.rows]]
-    before = {r["id"] for r in read_rows(kept.path)}
+    data = row(context, Dataset, request.dataset_id)
+    assert data.state == "ready" and 4 <= data.rows < 12 and data.report["complete"] is False
+    assert data.report["lengths"] == [[32, data.rows]]
+    before = {r["id"] for r in read_rows(data.path)}
     with db.writing(context.settings) as session:
         jobs.finish_cancelled(session, context.job_id, 1)
         jobs.retry(session, context.job_id)
         attempt = jobs.claim(session, context.job_id, "test", 60)
-    again = JobContext(context.settings, context.job_id, attempt, JobTiming())
-    assert generate_data.run(request, again)["rows"] == 12
-    after = [r["id"] for r in read_rows(kept.path)]
+    next_context = JobContext(context.settings, context.job_id, attempt, JobTiming())
+    assert generate_data.run(request, next_context)["rows"] == 12
+    after = [r["id"] for r in read_rows(data.path)]
     assert before < set(after) and len(after) == len(set(after)) == 12, "every row once"
-    assert row(again, Dataset, request.dataset_id).rows == 12
+    assert row(next_context, Dataset, request.dataset_id).rows == 12
 
 
 def test_a_worker_that_stops_leaves_the_answers_for_the_next_attempt(
@@ -226,23 +226,23 @@ def test_answers_of_the_server_of_a_base_train_at_once_with_exact_labels(
     with LabellingServer(tokenizer, "vllm") as server:
         table = ("[endpoints.it]", f'url = "{server.url}"', 'model = "m"', "concurrency = 2")
         (home.home / "settings.toml").write_text("\n".join(table) + "\n")
-        ask = GenerateData(source_id=prompts.id, endpoint="it", base_id=base.id, shard_rows=shard_rows)
-        request, context = begin(ask)
+        generation = GenerateData(source_id=prompts.id, endpoint="it", base_id=base.id, shard_rows=shard_rows)
+        request, context = begin(generation)
         context.settings = replace(context.settings, endpoints=load({"SPECULOOS_HOME": str(home.home)}).endpoints)
-        ended = generate_data.run(request, context)
-        while isinstance(ended, ShardPlan):
-            for shard in ended.shards:
+        result = generate_data.run(request, context)
+        while isinstance(result, ShardPlan):
+            for shard in result.shards:
                 generate_data.run(GenerateShard(**shard.request), context)
-            ended = generate_data.run(request, context)
+            result = generate_data.run(request, context)
     data = row(context, Dataset, request.dataset_id)
     assert (data.state, data.rows, data.bad_rows, data.base_id) == ("ready", 12, 0, base.id)
     assert data.report["labels"] == {"exact": 12} and data.report["left_out"] == {}
     eos_ids = sorted(read_eos_ids(base.path, tokenizer))
-    found, report = load_conversations(
+    loaded, report = load_conversations(
         data.path, tokenizer, 256, eos_ids=eos_ids, tokenizer_sha256=base.tokenizer_sha256
     )
     assert report.mask_sources == {"tokens": 12} and (Path(data.path) / "preview.json").is_file()
-    assert tokenizer.decode(found[0].token_ids[found[0].mask].tolist()).startswith("you said: number")
+    assert tokenizer.decode(loaded[0].token_ids[loaded[0].mask].tolist()).startswith("you said: number")
     if shard_rows is None:
         context.flush()
         with db.reading(home) as session:
@@ -259,12 +259,12 @@ def test_a_generation_of_which_nothing_is_left_says_why(
     with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
         table = ("[endpoints.it]", f'url = "{server.url}"', 'model = "m"')
         (home.home / "settings.toml").write_text("\n".join(table) + "\n")
-        more = {"max_tokens": 2, "drop_cut": True, "shard_rows": shard_rows}
-        request, context = begin(GenerateData(source_id=prompts.id, endpoint="it", **more))
+        options = {"max_tokens": 2, "drop_cut": True, "shard_rows": shard_rows}
+        request, context = begin(GenerateData(source_id=prompts.id, endpoint="it", **options))
         context.settings = replace(context.settings, endpoints=load({"SPECULOOS_HOME": str(home.home)}).endpoints)
         with pytest.raises(BadInput, match="Every conversation was skipped: 12 cut"):
-            while isinstance(ended := generate_data.run(request, context), ShardPlan):
-                for shard in ended.shards:
+            while isinstance(result := generate_data.run(request, context), ShardPlan):
+                for shard in result.shards:
                     generate_data.run(GenerateShard(**shard.request), context)
     assert row(context, Dataset, request.dataset_id).state == "pending"
 
@@ -275,7 +275,7 @@ def test_every_kind_of_request_has_its_work() -> None:
         assert callable(getattr(importlib.import_module(module), function or "run"))
 
 
-def test_a_refused_model_leaves_nothing_but_its_sentence(
+def test_a_refused_model_leaves_nothing_but_its_message(
     begin: Begin, home: Settings, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "TEMPLATE_SECONDS", 1.0)
@@ -307,6 +307,6 @@ def test_a_training_falls_back_to_the_newest_whole_state_and_its_log_says_so(beg
     assert resume_from(tuple(folders), context) is None
     context.keep()
     with db.reading(home) as session:
-        said = [line.message for line in reports.logs(session, context.job_id)]
-    assert said[0].startswith("attempt-2/state-30 is damaged (draft.safetensors is damaged")
-    assert said[-1] == "No intact training state is left, so the training starts from the beginning."
+        messages = [line.message for line in reports.logs(session, context.job_id)]
+    assert messages[0].startswith("attempt-2/state-30 is damaged (draft.safetensors is damaged")
+    assert messages[-1] == "No intact training state is left, so the training starts from the beginning."

@@ -1,4 +1,4 @@
-"""The real kinds of jobs on a tiny base, in real child processes: import, answer, train, evaluate, each on the last."""
+"""Import, generate, train and evaluate on a tiny base in real processes, each with the output of the job before."""
 
 import hashlib
 import json
@@ -36,16 +36,16 @@ def submit_chain(bench: Bench, base: Base, file: Path) -> list[Job]:
     file.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
     settings, experiment = bench.settings, "whole way"
     imported = submit(ImportPrompts(path=str(file)), settings=settings, experiment=experiment)
-    asked = GenerateData(source_id=imported.request["dataset_id"], base_id=base.id, max_tokens=12, batch_size=4)
-    answers = submit(asked, settings=settings, experiment=experiment)
+    generation = GenerateData(source_id=imported.request["dataset_id"], base_id=base.id, max_tokens=12, batch_size=4)
+    answers = submit(generation, settings=settings, experiment=experiment)
     dataset_id = answers.request["dataset_id"]
     training = Train(method="medusa", base_id=base.id, dataset_id=dataset_id, settings=TRAINING)
     trained = submit(training, name="heads", settings=settings, experiment=experiment)
-    measured = submit(
+    evaluation = submit(
         Evaluate(base_id=base.id, checkpoint_id=trained.request["checkpoint_id"], limit=2, max_tokens=8),
         settings=settings,
     )
-    return [imported, answers, trained, measured]
+    return [imported, answers, trained, evaluation]
 
 
 def test_four_jobs_submitted_at_once_go_the_whole_way(bench: Bench, base: Base, tmp_path: Path) -> None:
@@ -73,6 +73,6 @@ def check_checkpoint(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert checkpoint.sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert checkpoint.size_bytes == sum(p.stat().st_size for p in folder.iterdir())
     assert checkpoint.figures["mean_accepted_length"] >= 1
-    made = archive.write_zip(folder, tmp_path / "heads.zip")
-    with zipfile.ZipFile(made) as zipped:
+    zip_path = archive.write_zip(folder, tmp_path / "heads.zip")
+    with zipfile.ZipFile(zip_path) as zipped:
         assert {"model.safetensors", "config.json", "README.md", "SHA256SUMS"} <= set(zipped.namelist())

@@ -1,4 +1,4 @@
-"""The command a form shows is the command the program takes: every one is parsed back to the same request."""
+"""The commands that forms show are parsed back to the same requests."""
 
 import json
 import shlex
@@ -33,15 +33,15 @@ PAIR = {"base_id": "b1", "checkpoint_id": "c1"}
 
 
 def parsed(command: str) -> tuple[list[str], dict[str, Any]]:
-    """The command's name and the values its function would be called with, as typer reads them."""
+    """The command's names and the values that typer would pass to its function."""
     import typer.main
 
     from cli.main import app
 
-    words = shlex.split(command)
-    assert words[0] == "speculoos"
+    arguments = shlex.split(command)
+    assert arguments[0] == "speculoos"
     node, context, names = typer.main.get_command(app), None, []
-    rest = words[1:]
+    rest = arguments[1:]
     while hasattr(node, "commands"):
         names.append(rest[0])
         node, rest = node.commands[rest[0]], rest[1:]
@@ -69,12 +69,12 @@ def test_generating_through_an_endpoint_names_it_and_no_model() -> None:
 
 
 def test_options_of_answers_read_back() -> None:
-    more = {"temperatures": (0.0, 0.7), "api": "completions", "replace_system": True, "drop_cut": True}
-    request = GenerateData(source_id="d1", base_id="b1", endpoint="big", samples=2, **more)
+    options = {"temperatures": (0.0, 0.7), "api": "completions", "replace_system": True, "drop_cut": True}
+    request = GenerateData(source_id="d1", base_id="b1", endpoint="big", samples=2, **options)
     _, values = parsed(command_for(request, NAMES))
     assert (values["endpoint"], values["model"], values["samples"]) == ("big", "starter", 2)
     assert parse_numbers("--temperatures", values["temperatures"]) == request.temperatures
-    assert all(values[key] == more[key] for key in ("api", "replace_system", "drop_cut"))
+    assert all(values[key] == options[key] for key in ("api", "replace_system", "drop_cut"))
 
 
 def test_training_reads_back_with_every_setting() -> None:
@@ -165,15 +165,15 @@ def test_ids_without_a_name_are_shown_as_they_are() -> None:
 )
 def test_settings_survive_the_command_line(settings: dict[str, Any]) -> None:
     command = command_for(Train(method="medusa", base_id="b", dataset_id="d", settings=settings))
-    words = shlex.split(command)
-    pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    arguments = shlex.split(command)
+    pairs = [arguments[i + 1] for i, argument in enumerate(arguments) if argument == "--set"]
     assert json.dumps(parse_settings(pairs), sort_keys=True) == json.dumps(settings, sort_keys=True)
 
 
 @given(st.text(max_size=20))
 def test_texts_stay_texts(text: str) -> None:
-    words = shlex.split(command_for(Train(method="m", base_id="b", dataset_id="d", settings={"k": text})))
-    assert parse_settings(words[words.index("--set") + 1 :][:1])["k"].strip() == text.strip()
+    arguments = shlex.split(command_for(Train(method="m", base_id="b", dataset_id="d", settings={"k": text})))
+    assert parse_settings(arguments[arguments.index("--set") + 1 :][:1])["k"].strip() == text.strip()
 
 
 @pytest.mark.parametrize("pair", ["lr", "=3", " =x"])
@@ -192,7 +192,7 @@ DASHED = {row_id: f"-{name}" for row_id, name in NAMES.items()} | {"b1": "--help
 
 
 @pytest.mark.parametrize(
-    ("request_", "read"),
+    ("request_", "expected"),
     [
         (Tune(**PAIR, dataset_id="d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
         (PlanRequest(**PAIR, dataset_id="d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
@@ -211,8 +211,10 @@ DASHED = {row_id: f"-{name}" for row_id, name in NAMES.items()} | {"b1": "--help
         (ImportDraft(source="folder", location="-draft", base_id="b1"), {"location": "-draft", "model": "--help"}),
     ],
 )
-def test_names_that_begin_with_a_dash_read_back(request_: Any, read: dict[str, Any]) -> None:
-    named = () if isinstance(request_, Tune | PlanRequest | ReplayRequest | Export | Evaluate | Matrix) else ("-out",)
-    _, values = parsed(command_for(request_, DASHED, *named))
-    for key, value in (read | ({"name": "-out"} if named else {})).items():
+def test_names_that_begin_with_a_dash_read_back(request_: Any, expected: dict[str, Any]) -> None:
+    name_arguments = (
+        () if isinstance(request_, Tune | PlanRequest | ReplayRequest | Export | Evaluate | Matrix) else ("-out",)
+    )
+    _, values = parsed(command_for(request_, DASHED, *name_arguments))
+    for key, value in (expected | ({"name": "-out"} if name_arguments else {})).items():
         assert values[key] == value, key

@@ -1,7 +1,7 @@
 """Short drills with real processes: broker, worker, reconciler, child. Each kills or stops one of them on purpose.
 
-Tests with `steady` share one worker and one reconciler, which survive them; those with `bench` start their own.
-Longer ones are in tests/drills.
+Tests with `steady` share one worker and one reconciler, which survive them; tests with `bench` start their own.
+Longer drills are in tests/drills.
 """
 
 import os
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.integration
 FORKED = True
 
 
-def order(bench: Bench, folder: Path, after: Job | None = None, sent: bool = True, **fields: object) -> Job:
-    """A committed `count` job and its message; with `sent` False the row says so although there is none."""
+def submit_count(bench: Bench, folder: Path, after: Job | None = None, sent: bool = True, **fields: object) -> Job:
+    """Commit a `count` job and send its message. With `sent` False the row says sent although no message exists."""
     request = Count(folder=str(folder), **fields).to_json()
     with db.writing(bench.settings) as session:
         after_id = after.id if after else None
@@ -52,18 +52,18 @@ def steps(folder: Path) -> list[int]:
 
 
 def no_two_at_once(folder: Path) -> None:
-    """Every process that worked did all its steps before the next one began."""
+    """Check that each process did all its steps before the next one began."""
     pids = [n[2] for n in notes(folder) if n[0] == "step"]
     turns = [pid for i, pid in enumerate(pids) if i == 0 or pids[i - 1] != pid]
     assert len(turns) == len(set(turns)), f"two processes worked in turns: {turns}"
 
 
-def some_steps(bench: Bench, job: Job, count: int = 3) -> Job:
+def wait_for_steps(bench: Bench, job: Job, count: int = 3) -> Job:
     return bench.wait_for(job.id, lambda j: j.done >= count and j.state == "RUNNING", f"{count} steps")
 
 
 def test_a_job_runs_to_its_end(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", steps=10)
+    job = submit_count(steady, tmp_path / "w", steps=10)
     done = steady.wait(job.id, "SUCCEEDED")
     assert (done.done, done.total, done.attempt, done.result) == (10, 10, 1, {"steps": 10})
     assert steps(tmp_path / "w") == list(range(10))
@@ -73,8 +73,8 @@ def test_a_job_runs_to_its_end(steady: Bench, tmp_path: Path) -> None:
 
 
 def test_a_killed_child_is_followed_by_one_that_goes_on(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", steps=30)
-    running = some_steps(steady, job)
+    job = submit_count(steady, tmp_path / "w", steps=30)
+    running = wait_for_steps(steady, job)
     os.kill(running.child["pid"], signal.SIGKILL)
     done = steady.wait(job.id, "SUCCEEDED")
     assert done.attempt == 2
@@ -83,7 +83,7 @@ def test_a_killed_child_is_followed_by_one_that_goes_on(steady: Bench, tmp_path:
 
 
 def test_a_job_that_lost_a_process_of_its_own_is_tried_again(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", steps=3, trick="lost")
+    job = submit_count(steady, tmp_path / "w", steps=3, trick="lost")
     done = steady.wait(job.id, "SUCCEEDED")
     assert done.attempt == 2 and steps(tmp_path / "w") == list(range(3))
     with db.reading(steady.settings) as session:
@@ -94,8 +94,8 @@ def test_a_job_that_lost_a_process_of_its_own_is_tried_again(steady: Bench, tmp_
 def test_a_killed_worker_takes_its_child_along_and_the_next_one_goes_on(bench: Bench, tmp_path: Path) -> None:
     bench.reconciler()
     worker = bench.worker()
-    job = order(bench, tmp_path / "w", steps=40)
-    running = some_steps(bench, job)
+    job = submit_count(bench, tmp_path / "w", steps=40)
+    running = wait_for_steps(bench, job)
     worker.kill()
     wait_until(lambda: not psutil.pid_exists(running.child["pid"]), 60, "the orphaned child's end")
     bench.worker()
@@ -109,8 +109,8 @@ def test_a_worker_told_to_stop_interrupts_its_job_quickly_and_the_next_one_goes_
     bench: Bench, tmp_path: Path
 ) -> None:
     worker = bench.worker()
-    job = order(bench, tmp_path / "w", steps=40)
-    some_steps(bench, job)
+    job = submit_count(bench, tmp_path / "w", steps=40)
+    wait_for_steps(bench, job)
     worker.terminate()
     assert worker.wait(30) == 0
     stopped = bench.job(job.id)
@@ -125,25 +125,25 @@ def test_a_worker_told_to_stop_interrupts_its_job_quickly_and_the_next_one_goes_
 
 def test_a_worker_that_slept_through_its_lease_comes_back_fenced(bench: Bench, tmp_path: Path) -> None:
     """The worst case: worker and child are frozen, another worker takes over, then both wake up."""
-    asleep = bench.worker()
-    job = order(bench, tmp_path / "w", steps=60)
-    running = some_steps(bench, job)
-    freeze(bench.settings.home, asleep.pid, running.child["pid"])
+    first_worker = bench.worker()
+    job = submit_count(bench, tmp_path / "w", steps=60)
+    running = wait_for_steps(bench, job)
+    freeze(bench.settings.home, first_worker.pid, running.child["pid"])
     bench.worker()
     bench.reconciler()
-    taken = bench.wait_for(job.id, lambda j: j.attempt == 2 and j.child != running.child, "a second attempt")
+    second_attempt = bench.wait_for(job.id, lambda j: j.attempt == 2 and j.child != running.child, "a second attempt")
     assert not identity.is_alive(running.child), "the frozen child was ended before the new one began"
-    asleep.send_signal(signal.SIGCONT)
+    first_worker.send_signal(signal.SIGCONT)
     done = bench.wait(job.id, "SUCCEEDED")
-    assert done.attempt == taken.attempt == 2 and done.owner != running.owner
+    assert done.attempt == second_attempt.attempt == 2 and done.owner != running.owner
     assert sorted(set(steps(tmp_path / "w"))) == list(range(60))
     no_two_at_once(tmp_path / "w")
 
 
 def test_a_child_whose_job_was_taken_elsewhere_leaves_without_writing(steady: Bench, tmp_path: Path) -> None:
-    """Its recorded process cannot be found (as on another machine), so only the fence ends it."""
-    job = order(steady, tmp_path / "w", steps=2000)
-    running = some_steps(steady, job)
+    """Its process cannot be found, as if it ran on another machine, so only the fence ends it."""
+    job = submit_count(steady, tmp_path / "w", steps=2000)
+    running = wait_for_steps(steady, job)
     with db.writing(steady.settings) as session:
         row = session.get_one(Job, job.id)
         row.attempt, row.owner, row.lease_until = 2, "elsewhere", now() + timedelta(seconds=60)
@@ -155,8 +155,8 @@ def test_a_child_whose_job_was_taken_elsewhere_leaves_without_writing(steady: Be
 
 
 def test_a_running_job_stops_at_its_next_safe_point(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", steps=2000)
-    some_steps(steady, job)
+    job = submit_count(steady, tmp_path / "w", steps=2000)
+    wait_for_steps(steady, job)
     request_cancel(job.id, steady.settings)
     done = steady.wait(job.id, "CANCELLED")
     assert done.error_code == "cancelled" and "what was finished is kept" in done.error
@@ -164,23 +164,23 @@ def test_a_running_job_stops_at_its_next_safe_point(steady: Bench, tmp_path: Pat
 
 
 def test_a_job_that_does_not_listen_is_ended_by_force(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", steps=2000, trick="deaf")
-    some_steps(steady, job)
+    job = submit_count(steady, tmp_path / "w", steps=2000, trick="deaf")
+    wait_for_steps(steady, job)
     request_cancel(job.id, steady.settings)
     assert steady.wait(job.id, "CANCELLED").error == "Stopped at your request."
 
 
 def test_a_waiting_job_is_cancelled_at_once_and_its_message_does_nothing(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", sent=False)
+    job = submit_count(steady, tmp_path / "w", sent=False)
     assert request_cancel(job.id, steady.settings).state == "CANCELLED"
     publish(steady.settings, [job])
-    other = order(steady, tmp_path / "other", steps=1)
+    other = submit_count(steady, tmp_path / "other", steps=1)
     steady.wait(other.id, "SUCCEEDED")
     assert steady.job(job.id).attempt == 0 and not notes(tmp_path / "w")
 
 
 @pytest.mark.parametrize(
-    ("trick", "code", "words"),
+    ("trick", "code", "message"),
     [
         ("bad_input", "bad_input", "prompts.jsonl, line 7: no prompt here."),
         ("bug", "unexpected", "An unexpected KeyError stopped the work: 'surprise'"),
@@ -188,26 +188,26 @@ def test_a_waiting_job_is_cancelled_at_once_and_its_message_does_nothing(steady:
     ],
 )
 def test_a_failed_job_says_why_in_one_sentence(
-    steady: Bench, tmp_path: Path, trick: str, code: str, words: str
+    steady: Bench, tmp_path: Path, trick: str, code: str, message: str
 ) -> None:
-    job = order(steady, tmp_path / "w", trick=trick)
+    job = submit_count(steady, tmp_path / "w", trick=trick)
     failed = steady.wait(job.id, "FAILED")
-    assert failed.error_code == code and words in failed.error and failed.hint
+    assert failed.error_code == code and message in failed.error and failed.hint
     assert "Traceback" not in failed.error and "\n" not in failed.error
     log = (steady.settings.home / "logs" / f"{job.id}.log").read_text()
     assert ("Traceback" in log) == (trick == "bug"), "only what nobody foresaw has a traceback, and only in the log"
 
 
 def test_a_job_that_crashes_every_time_is_given_up(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", trick="segfault")
+    job = submit_count(steady, tmp_path / "w", trick="segfault")
     failed = steady.wait(job.id, "FAILED")
     assert failed.attempt == jobs.ATTEMPTS
     assert "Given up after 5 attempts" in failed.error and "SIGSEGV" in failed.error
 
 
 def test_what_a_job_started_ends_with_it(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", steps=2000, trick="grandchild")
-    some_steps(steady, job)
+    job = submit_count(steady, tmp_path / "w", steps=2000, trick="grandchild")
+    wait_for_steps(steady, job)
     grandchild = next(int(n[1]) for n in notes(tmp_path / "w") if n[0] == "grandchild")
     assert psutil.pid_exists(grandchild)
     request_cancel(job.id, steady.settings)
@@ -216,7 +216,7 @@ def test_what_a_job_started_ends_with_it(steady: Bench, tmp_path: Path) -> None:
 
 
 def test_no_secret_reaches_rows_or_logs(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", trick="secret")
+    job = submit_count(steady, tmp_path / "w", trick="secret")
     failed = steady.wait(job.id, "FAILED")
     assert "401 for token •••" in failed.error
     with db.reading(steady.settings) as session:
@@ -226,33 +226,33 @@ def test_no_secret_reaches_rows_or_logs(steady: Bench, tmp_path: Path) -> None:
 
 
 def test_a_job_submitted_while_the_broker_is_away_starts_once_it_is_back(steady: Bench, tmp_path: Path) -> None:
-    away = replace(steady.settings, redis_url=f"redis+socket://{tmp_path}/nobody.sock")
-    job = order(steady, tmp_path / "w", sent=False, steps=3)
-    assert publish(away, [job]) == 0
+    without_broker = replace(steady.settings, redis_url=f"redis+socket://{tmp_path}/nobody.sock")
+    job = submit_count(steady, tmp_path / "w", sent=False, steps=3)
+    assert publish(without_broker, [job]) == 0
     steady.wait(job.id, "SUCCEEDED")
 
 
 def test_messages_lost_by_the_broker_are_sent_again(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", sent=False, steps=3)
+    job = submit_count(steady, tmp_path / "w", sent=False, steps=3)
     assert steady.job(job.id).published_at is not None
     steady.wait(job.id, "SUCCEEDED")
     assert steps(tmp_path / "w") == [0, 1, 2]
 
 
 def test_the_same_message_ten_times_runs_a_job_once(steady: Bench, tmp_path: Path) -> None:
-    job = order(steady, tmp_path / "w", steps=10)
+    job = submit_count(steady, tmp_path / "w", steps=10)
     publish(steady.settings, [job] * 9)
     steady.wait(job.id, "SUCCEEDED")
     publish(steady.settings, [job])
-    last = order(steady, tmp_path / "last", steps=1)
+    last = submit_count(steady, tmp_path / "last", steps=1)
     steady.wait(last.id, "SUCCEEDED")
     assert steps(tmp_path / "w") == list(range(10))
     assert steady.job(job.id).attempt == 1
 
 
 def test_a_job_after_another_starts_when_that_one_is_done(steady: Bench, tmp_path: Path) -> None:
-    first = order(steady, tmp_path / "first", steps=5)
-    second = order(steady, tmp_path / "second", after=first, steps=2)
+    first = submit_count(steady, tmp_path / "first", steps=5)
+    second = submit_count(steady, tmp_path / "second", after=first, steps=2)
     steady.wait(second.id, "SUCCEEDED")
     assert steady.job(first.id).finished_at <= steady.job(second.id).started_at
 
@@ -265,10 +265,10 @@ def test_a_broker_that_is_killed_and_comes_back_stops_neither_running_nor_later_
     try:
         worker = bench.worker()
         bench.reconciler()
-        job = order(bench, tmp_path / "w", steps=60)
-        some_steps(bench, job)
+        job = submit_count(bench, tmp_path / "w", steps=60)
+        wait_for_steps(bench, job)
         broker.kill()
-        waiting = order(bench, tmp_path / "later", steps=3)
+        waiting = submit_count(bench, tmp_path / "later", steps=3)
         time.sleep(1)
         broker.start()
         assert bench.wait(waiting.id, "SUCCEEDED").attempt == 1

@@ -1,4 +1,4 @@
-"""Ends of long jobs are told once, whatever becomes of the reconciler, and never of what someone stopped."""
+"""The end of a long job is reported once, also after a restart of the reconciler; the end of a stopped job is not."""
 
 import logging
 import time
@@ -32,36 +32,36 @@ def end(home: Settings, job_id: str, state: JobState = JobState.SUCCEEDED) -> No
         job.state, job.finished_at = state, now()
 
 
-def told(home: Settings) -> list[str]:
+def ended_names(home: Settings) -> list[str]:
     with writing(home) as session:
         return [each.name for each in collect_ended_jobs(session)]
 
 
-def test_an_end_is_told_once(home: Settings) -> None:
+def test_an_end_is_reported_once(home: Settings) -> None:
     ids = [add_job(home, name) for name in ("good", "bad", "stopped")]
     add_job(home, "over before", "SUCCEEDED")
-    assert told(home) == []
+    assert ended_names(home) == []
     for job_id, state in zip(ids, (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED), strict=True):
         end(home, job_id, state)
-    assert sorted(told(home)) == ["bad", "good"]
-    assert told(home) == []
+    assert sorted(ended_names(home)) == ["bad", "good"]
+    assert ended_names(home) == []
 
 
-def test_what_was_short_or_a_shard_is_not_told(home: Settings) -> None:
+def test_short_jobs_and_shards_are_not_reported(home: Settings) -> None:
     whole = add_job(home, "whole")
     ids = [add_job(home, "short", minutes=0.5), add_job(home, "shard", parent_id=whole, number=0)]
-    told(home)
+    ended_names(home)
     for job_id in ids:
         end(home, job_id)
-    assert told(home) == []
+    assert ended_names(home) == []
 
 
 def test_nothing_is_written_while_nothing_changes(home: Settings) -> None:
     add_job(home, "goes on")
-    told(home)
+    ended_names(home)
     with reading(home) as session:
         before = session.get_one(Preference, reconcile.WATCHED).updated_at
-    told(home)
+    ended_names(home)
     with reading(home) as session:
         assert session.get_one(Preference, reconcile.WATCHED).updated_at == before
 
@@ -82,47 +82,47 @@ def test_a_message_is_posted_and_one_that_cannot_be_is_logged_once(
     receiver: Receiver,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    named = replace(home, webhook_hosts=(receiver.host,))
-    webhook.store_webhook(named, f"http://{receiver.host}/hook")
-    teller = WebhookNotifier(named)
+    settings = replace(home, webhook_hosts=(receiver.host,))
+    webhook.store_webhook(settings, f"http://{receiver.host}/hook")
+    notifier = WebhookNotifier(settings)
     first, second, third = (add_job(home, name) for name in ("first", "second", "third"))
-    teller.queue_messages()
+    notifier.queue_messages()
     end(home, first)
-    teller.queue_messages()
+    notifier.queue_messages()
     wait(lambda: len(receiver.got) == 1)
     assert receiver.got[0][2]["job"]["name"] == "first"
     receiver.status = 500
     with caplog.at_level(logging.WARNING):
         for job_id in (second, third):
             end(home, job_id)
-            teller.queue_messages()
+            notifier.queue_messages()
         wait(lambda: len(receiver.got) == 3)
         time.sleep(0.2)
     assert [record.message.count("HTTP status 500") for record in caplog.records] == [1]
 
 
-def test_a_host_that_hangs_holds_no_round_up(home: Settings, receiver: Receiver) -> None:
-    named = replace(home, webhook_hosts=(receiver.host,))
+def test_a_host_that_hangs_delays_no_round(home: Settings, receiver: Receiver) -> None:
+    settings = replace(home, webhook_hosts=(receiver.host,))
     receiver.server.shutdown()
-    webhook.store_webhook(named, f"http://{receiver.host}/hook")
-    teller = WebhookNotifier(named)
+    webhook.store_webhook(settings, f"http://{receiver.host}/hook")
+    notifier = WebhookNotifier(settings)
     jobs = [add_job(home, f"job {n}") for n in range(3)]
-    teller.queue_messages()
+    notifier.queue_messages()
     started = time.monotonic()
     for job_id in jobs:
         end(home, job_id)
-        teller.queue_messages()
+        notifier.queue_messages()
     assert time.monotonic() - started < 10
 
 
-def test_who_wants_to_hear_later_is_not_told_of_what_ended_before(home: Settings, receiver: Receiver) -> None:
-    named = replace(home, webhook_hosts=(receiver.host,))
+def test_a_webhook_gets_no_ends_from_before_it_was_set(home: Settings, receiver: Receiver) -> None:
+    settings = replace(home, webhook_hosts=(receiver.host,))
     job_id = add_job(home, "early")
-    told(home)
-    WebhookNotifier(named).queue_messages()
+    ended_names(home)
+    WebhookNotifier(settings).queue_messages()
     end(home, job_id)
-    webhook.store_webhook(named, f"http://{receiver.host}/hook")
-    WebhookNotifier(named).queue_messages()
+    webhook.store_webhook(settings, f"http://{receiver.host}/hook")
+    WebhookNotifier(settings).queue_messages()
     time.sleep(0.3)
     assert not receiver.got
 

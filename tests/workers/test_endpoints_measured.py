@@ -1,5 +1,5 @@
-"""The same suite measured here, at our own inference server and at a process that answers as vLLM does: jobs, rows, and
-both sides of the page. No key is in any of them."""
+"""The same suite measured locally, at our inference server and at a stand-in for vLLM: jobs, rows and the page. None of
+them contains a key."""
 
 import subprocess
 import sys
@@ -32,20 +32,20 @@ OURS, THEIRS = "inference-0815-ours", "sesame-4711-theirs"
 
 @pytest.fixture
 def servers(bench: Bench, tiny_base: Path) -> Iterator[tuple[str, str]]:
-    """(base id, checkpoint id): our server serves them, and another process says it does; both are named in the
-    settings with keys."""
+    """Base id and checkpoint id. Our server serves them and a stand-in for vLLM claims to; settings.toml names both
+    servers with their keys."""
     (port,) = free_ports(1)
-    own = {"SPECULOOS_INFERENCE_PORT": str(port), "SPECULOOS_INFERENCE_TOKEN": OURS, "SPECULOOS_DEVICE": "cpu"}
-    bench.environment |= {**own, "OURS_KEY": OURS, "THEIRS_KEY": THEIRS}
+    variables = {"SPECULOOS_INFERENCE_PORT": str(port), "SPECULOOS_INFERENCE_TOKEN": OURS, "SPECULOOS_DEVICE": "cpu"}
+    bench.environment |= {**variables, "OURS_KEY": OURS, "THEIRS_KEY": THEIRS}
     bench.settings = replace(bench.settings, inference_port=port)
     base_id, (heads,) = add_model(bench.settings, tiny_base, 1)
     file = bench.settings.home / "their-port"
-    their = subprocess.Popen([sys.executable, str(SERVER), str(file), "vllm", THEIRS])
+    their_process = subprocess.Popen([sys.executable, str(SERVER), str(file), "vllm", THEIRS])
     skip_speed_probe(bench.settings.home)
-    our = zygote.begin("serving.main", [], bench.environment)
+    our_process = zygote.begin("serving.main", [], bench.environment)
     try:
         wait_until(file.exists, 90, "their server")
-        wait_until(lambda: answers(port), 240, "our server")
+        wait_until(lambda: is_up(port), 240, "our server")
         tables = {"ours": (port, OURS), "theirs": (int(file.read_text()), THEIRS)}
         text = "".join(
             f'[endpoints.{name}]\nurl = "http://127.0.0.1:{number}/v1"\nkey_env = "{name.upper()}_KEY"\nretries = 1\n'
@@ -54,12 +54,12 @@ def servers(bench: Bench, tiny_base: Path) -> Iterator[tuple[str, str]]:
         (bench.settings.home / "settings.toml").write_text(text)
         yield base_id, heads
     finally:
-        for process in (their, our):
+        for process in (their_process, our_process):
             process.kill()
             process.wait(30)
 
 
-def answers(port: int) -> bool:
+def is_up(port: int) -> bool:
     try:
         return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=2).status_code == 200
     except httpx.TransportError:
@@ -67,22 +67,24 @@ def answers(port: int) -> bool:
         return False
 
 
-def ask(bench: Bench, **asked: object) -> Evaluation:
-    job = submit(Evaluate(limit=3, max_tokens=8, **asked), settings=bench.settings)
+def evaluate(bench: Bench, **fields: object) -> Evaluation:
+    job = submit(Evaluate(limit=3, max_tokens=8, **fields), settings=bench.settings)
     done = bench.wait(job.id, "SUCCEEDED", 180)
     with db.reading(bench.settings) as session:
         return session.get_one(Evaluation, done.request["evaluation_id"])
 
 
-def test_what_was_trained_stands_beside_what_servers_get(bench: Bench, servers: tuple[str, str]) -> None:
+def test_local_and_served_evaluations_stand_side_by_side(bench: Bench, servers: tuple[str, str]) -> None:
     base_id, heads = servers
     bench.worker("io")
     bench.worker("gpu")
     (suite,) = add_suites(bench, ["gsm8k"], 4)
-    draft = {"base_id": base_id, "checkpoint_id": heads, "dataset_id": suite}
-    here = ask(bench, **draft)
-    ours = ask(bench, **draft, endpoint="ours", endpoint_model="tiny@heads-0", plain_model="tiny", concurrency=[2])
-    theirs = ask(bench, **draft, endpoint="theirs", endpoint_model="drafted", plain_model="plain")
+    fields = {"base_id": base_id, "checkpoint_id": heads, "dataset_id": suite}
+    here = evaluate(bench, **fields)
+    ours = evaluate(
+        bench, **fields, endpoint="ours", endpoint_model="tiny@heads-0", plain_model="tiny", concurrency=[2]
+    )
+    theirs = evaluate(bench, **fields, endpoint="theirs", endpoint_model="drafted", plain_model="plain")
     assert ours.result["source"] == {
         "endpoint": "ours",
         "model": "tiny@heads-0",
@@ -91,10 +93,10 @@ def test_what_was_trained_stands_beside_what_servers_get(bench: Bench, servers: 
     }
     assert ours.tau == pytest.approx(here.tau, abs=0.01), "the same engine accepts the same"
     assert ours.result["identical_to_plain"] is True and ours.speedup and ours.plain_tokens_per_second
-    (two,) = ours.result["loads"]
-    assert two["drafted"]["mean_accepted_length"] == pytest.approx(here.tau, abs=0.05), "8 requests of 3 questions"
-    assert two["drafted"]["failed"] == 0 and two["speedup_interval"]
-    assert two["plain"]["requests"] == two["drafted"]["requests"] == 8
+    (load,) = ours.result["loads"]
+    assert load["drafted"]["mean_accepted_length"] == pytest.approx(here.tau, abs=0.05), "8 requests of 3 questions"
+    assert load["drafted"]["failed"] == 0 and load["speedup_interval"]
+    assert load["plain"]["requests"] == load["drafted"]["requests"] == 8
     assert theirs.tau == pytest.approx(TAU, abs=1e-3) and theirs.result["source"]["by"] == "counters"
     assert (theirs.source, theirs.machine, theirs.questions) == ("theirs", "vLLM", "GSM8K")
     with db.reading(bench.settings) as session:
@@ -106,7 +108,7 @@ def test_what_was_trained_stands_beside_what_servers_get(bench: Bench, servers: 
     no_key_anywhere(bench)
 
 
-def test_an_endpoint_that_is_not_named_or_refuses_is_a_sentence(bench: Bench, servers: tuple[str, str]) -> None:
+def test_an_unknown_endpoint_or_model_fails_with_a_message(bench: Bench, servers: tuple[str, str]) -> None:
     bench.worker("io")
     unknown = submit(Evaluate(endpoint="nobody", endpoint_model="m"), settings=bench.settings)
     assert "There is no endpoint named 'nobody' in settings.toml" in bench.wait(unknown.id, "FAILED").error
@@ -116,7 +118,7 @@ def test_an_endpoint_that_is_not_named_or_refuses_is_a_sentence(bench: Bench, se
 
 
 def no_key_anywhere(bench: Bench) -> None:
-    """Neither in rows nor in files."""
+    """Check that no row and no log file contains a key."""
     with db.reading(bench.settings) as session:
         rows = [str(vars(row)) for kind in (Job, JobLog, Evaluation, Base, Dataset) for row in session.query(kind)]
     files = [path.read_text(errors="replace") for path in bench.settings.home.rglob("*.log")]

@@ -1,5 +1,5 @@
-"""An export is stopped while its proof runs: the job ends by itself within a few seconds and leaves nothing half-made;
-before that it says how far the proof is."""
+"""An export that is stopped during its proof ends by itself within seconds and leaves no partial files. Before that it
+shows the progress of the proof."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +24,7 @@ LAYERS = 250
 
 @pytest.fixture
 def patient(home: Settings, broker: str) -> Iterator[Bench]:
-    """A worker that would wait a minute before it kills what does not stop."""
+    """A worker that waits a minute before it kills a job that does not stop."""
     bench = Bench(
         replace(home, redis_url=f"{broker}?virtual_host=7"),
         forked=True,
@@ -50,8 +50,8 @@ def test_a_stop_is_met_in_the_middle_of_the_proof(patient: Bench, tmp_path) -> N
     with db.writing(settings) as session:
         session.add(Checkpoint(**row, path=str(folder)))
     job = submit(Export(checkpoint_id=row_id, format="vllm"), settings=settings)
-    found = patient.wait_for(job.id, lambda found: found.progress_note == COMPARING_NOTE, "the proof", 240)
-    assert (found.unit, found.total) == ("prompts", 3) and found.done < 3
+    running = patient.wait_for(job.id, lambda j: j.progress_note == COMPARING_NOTE, "the proof", 240)
+    assert (running.unit, running.total) == ("prompts", 3) and running.done < 3
     request_cancel(job.id, settings)
     ended = patient.wait(job.id, "CANCELLED")
     assert ended.done < 3

@@ -1,5 +1,5 @@
-"""A dataset of the hub comes in by a job: its files are fetched, read one after the other and removed, and the token
-stays where it was."""
+"""A job imports a dataset of the hub: it fetches the files, reads one after the other and removes them. The token is
+stored nowhere."""
 
 import json
 from collections.abc import Iterator
@@ -31,10 +31,10 @@ def connected(
     databases: Databases,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Bench]:
-    """A worker that reaches the hub of the tests, with the token of a private set."""
+    """A worker that reaches the tests' hub and has the token of a private dataset."""
     folder = tmp_path_factory.mktemp("connected")
-    own = {"SPECULOOS_HOME": str(folder / "home"), "DATABASE_URL": databases.url()}
-    settings = replace(load(own), redis_url=f"{broker}?virtual_host=5")
+    variables = {"SPECULOOS_HOME": str(folder / "home"), "DATABASE_URL": databases.url()}
+    settings = replace(load(variables), redis_url=f"{broker}?virtual_host=5")
     databases.migrate(settings)
     environment = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "hf"), "HF_TOKEN": TOKEN}
     bench = Bench(settings, **environment)
@@ -50,8 +50,8 @@ def imported(bench: Bench, request: ImportPrompts | ImportAnswered, state: str =
         return ended, session.get_one(Dataset, job.request["dataset_id"])
 
 
-def prompts(location: str, **more: object) -> ImportPrompts:
-    return ImportPrompts(path=f"hub:{location}", original_name=location, **more)
+def prompts(location: str, **fields: object) -> ImportPrompts:
+    return ImportPrompts(path=f"hub:{location}", original_name=location, **fields)
 
 
 def folders(bench: Bench) -> set[str]:
@@ -98,7 +98,7 @@ def test_a_set_that_cannot_be_read_fails_in_a_sentence(connected: Bench) -> None
     assert folders(connected) == before
 
 
-def test_a_suite_is_fetched_at_one_revision_and_one_that_moved_is_told(connected: Bench) -> None:
+def test_a_suite_is_fetched_at_one_revision_and_one_that_moved_is_reported(connected: Bench) -> None:
     _, data = imported(connected, ImportPrompts(path="", suite="mt_bench"))
     (row,) = read_rows(data.path)
     assert [turn["content"] for turn in row["messages"]] == ["Write a letter.", "Now shorter."]

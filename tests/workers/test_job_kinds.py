@@ -1,4 +1,4 @@
-"""A job kind is one class: its command, form, documentation, checks, estimate, run and clone come from it."""
+"""One class defines a job kind: its command, form, documentation, checks, estimate, run and clone."""
 
 import json
 import os
@@ -24,12 +24,12 @@ from workers.jobs.submit import clone
 pytestmark = pytest.mark.integration
 
 
-def run(module: str, *words: str, status: int = 0, **environment: str) -> str:
-    """What a new process of this module prints."""
+def run(module: str, *arguments: str, status: int = 0, **environment: str) -> str:
+    """The output of a new process that runs this module."""
     with tempfile.NamedTemporaryFile() as out:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(zygote.CLONE), **environment}
-        made = zygote.begin(module, words, environment, out.fileno())
-        assert made.wait(180) == status, Path(out.name).read_text()
+        process = zygote.begin(module, arguments, environment, out.fileno())
+        assert process.wait(180) == status, Path(out.name).read_text()
         return Path(out.name).read_text()
 
 
@@ -45,12 +45,12 @@ def toy() -> Iterator[type]:
 def test_a_new_kind_has_a_command_with_help(home: Settings, tmp_path: Path) -> None:
     """Workers run kinds that were registered like this in test_drills."""
     (tmp_path / "text").write_text("one two Two")
-    own = {"SPECULOOS_WORK_MODULES": "tests.workers.toy_kind", "SPECULOOS_HOME": str(home.home)}
-    text = run("tests.tools.cli_docs", **own)
+    variables = {"SPECULOOS_WORK_MODULES": "tests.workers.toy_kind", "SPECULOOS_HOME": str(home.home)}
+    text = run("tests.tools.cli_docs", **variables)
     assert "## speculoos count-words\nCount the words of a text file." in text
     assert "| `--least` | `1` | Letters of a word at the least. |" in text and "| `--path` | required |" in text
-    words = ("count-words", "--path", str(tmp_path / "text"), "--least", "2", "--unique", "--estimate", "--json")
-    estimate = json.loads(run("cli.main", *words, **own).splitlines()[-1])
+    arguments = ("count-words", "--path", str(tmp_path / "text"), "--least", "2", "--unique", "--estimate", "--json")
+    estimate = json.loads(run("cli.main", *arguments, **variables).splitlines()[-1])
     assert estimate["kind"] == "count_words" and estimate["seconds"] is not None
 
 
@@ -59,8 +59,8 @@ def test_a_new_kind_has_a_form_that_submits_and_can_be_cloned(toy: type, home: S
     text.write_text("one two")
     with gr.Blocks():
         form = own_kind_form(home, toy)
-    shown = {name: (control.label, control.value) for name, control in form.fields.items()}
-    assert shown["least"] == ("Shortest word", 1) and shown["unique"] == ("Each word once", False)
+    controls = {name: (control.label, control.value) for name, control in form.fields.items()}
+    assert controls["least"] == ("Shortest word", 1) and controls["unique"] == ("Each word once", False)
     assert "expected 1 to 50" in form.review_now("", str(text), 99, "keep", False)
     assert "there is no file" in form.review_now("", "/nowhere", 1, "keep", False)
     review = form.review_now("", str(text), 3, "lower", True)
@@ -87,8 +87,8 @@ def test_a_stored_request_keeps_numbers_outside_of_the_bounds_and_a_new_one_may_
 
 
 def test_a_module_that_cannot_be_imported_is_one_sentence() -> None:
-    said = run("cli.main", "jobs", "list", status=2, SPECULOOS_WORK_MODULES="no_such_kind")
-    assert said.startswith("SPECULOOS_WORK_MODULES: no_such_kind cannot be imported") and "Traceback" not in said
+    output = run("cli.main", "jobs", "list", status=2, SPECULOOS_WORK_MODULES="no_such_kind")
+    assert output.startswith("SPECULOOS_WORK_MODULES: no_such_kind cannot be imported") and "Traceback" not in output
 
 
 def test_the_command_of_a_kind_omits_defaults(toy: type) -> None:

@@ -1,5 +1,5 @@
-"""A matrix on real processes: cells are evaluations of their own, kills cost no finished cell, what cannot be measured
-is said."""
+"""A matrix on real processes: each cell is an evaluation, kills cost no finished cell, and cells that cannot be
+measured are reported."""
 
 import random
 from pathlib import Path
@@ -25,7 +25,7 @@ from tracking import db
 from tracking.tables import Checkpoint
 from workers.child.work import evaluate as work
 from workers.jobs import estimates
-from workers.jobs import matrix as asking
+from workers.jobs import matrix as matrix_module
 from workers.jobs.estimates import START_SECONDS
 from workers.jobs.requests import Evaluate, Matrix
 from workers.jobs.submit import request_cancel, retry, submit
@@ -45,8 +45,8 @@ def test_a_killed_matrix_goes_on_and_measures_no_cell_twice(bench: Bench, tiny_b
     reconciler = bench.reconciler()
     job = matrix(bench, base_id, heads, suites, **{**SMALL, "drafting": TREES[1:]})
     wait_measured(bench, job, 1)
-    chance = random.Random(5)
-    assert kill_a_child(bench, job, chance) or measured(bench, job)
+    rng = random.Random(5)
+    assert kill_a_child(bench, job, rng) or measured(bench, job)
     wait_measured(bench, job, 2)
     for process in (*workers, reconciler):
         process.kill()
@@ -80,12 +80,12 @@ def test_a_stopped_matrix_keeps_its_cells_and_a_retry_measures_the_others(bench:
 
 
 def test_a_cell_that_cannot_be_measured_stops_no_other(bench: Bench, tiny_base: Path) -> None:
-    """Medusa with two heads drafts no chain of five, which only drafting finds out."""
+    """Medusa with two heads cannot draft a chain of five, which only shows while drafting."""
     base_id, heads = add_model(bench.settings, tiny_base, 1)
     bench.worker("gpu")
     bench.reconciler()
-    deep = {"limit": 1, "max_tokens": 4, "drafting": [{"tree": [[0] * 5]}, TREES[0]], "temperatures": [0.0, 0.5]}
-    job = matrix(bench, base_id, heads, ["", ""], **deep)
+    options = {"limit": 1, "max_tokens": 4, "drafting": [{"tree": [[0] * 5]}, TREES[0]], "temperatures": [0.0, 0.5]}
+    job = matrix(bench, base_id, heads, ["", ""], **options)
     failed = bench.wait(job.id, "FAILED", 400)
     assert "2 of 4 evaluations failed; number 1: The tree is 5 deep" in failed.error
     assert len(measured(bench, job)) == 2
@@ -98,14 +98,17 @@ def test_cells_are_what_can_be_combined(home: Settings, tiny_base: Path) -> None
     trees = [{}, {"tree": [[0]]}, {"drafter": "ngram"}, {"depth": 3, "top_k": 2}]
     request = Matrix(models=models, drafting=trees, temperatures=[0.0, 1.0], top_ps=[1.0, 0.9])
     with db.reading(home) as session:
-        found = asking.matrix_evaluations(session, request)
-        assert len(found) == 12, "greedy once, sampled with each top-p: plain, n-gram; own tree, static tree"
-        assert {cell.evaluation_id for cell in found} == {""}
-        named, again = (asking.matrix_evaluations(session, request, "job") for _ in range(2))
+        evaluations = matrix_module.matrix_evaluations(session, request)
+        assert len(evaluations) == 12, "greedy once, sampled with each top-p: plain, n-gram; own tree, static tree"
+        assert {cell.evaluation_id for cell in evaluations} == {""}
+        named, again = (matrix_module.matrix_evaluations(session, request, "job") for _ in range(2))
         assert len({cell.evaluation_id for cell in named}) == 12 and named == again
-        assert asking.cell_name(session, named[-1]) == "tiny@heads-0 · Built-in questions · T 1 · top-p 0.9 · chain 1"
+        assert (
+            matrix_module.cell_name(session, named[-1])
+            == "tiny@heads-0 · Built-in questions · T 1 · top-p 0.9 · chain 1"
+        )
         estimate = estimates.estimate(session, request, home.home)
-        alone = [estimates.estimate(session, cell, home.home) for cell in found]
+        alone = [estimates.estimate(session, cell, home.home) for cell in evaluations]
     assert estimate.seconds == pytest.approx(sum(cell.seconds for cell in alone))
     assert estimate.seconds > 12 * START_SECONDS["gpu"]
     assert estimate.work == pytest.approx(sum(cell.work for cell in alone))
@@ -113,7 +116,7 @@ def test_cells_are_what_can_be_combined(home: Settings, tiny_base: Path) -> None
 
 
 def test_progress_of_a_matrix_counts_each_cell_as_it_counts_itself(begin, home: Settings, tiny_base: Path) -> None:  # noqa: F811
-    """In the worst case, which is three passes where something drafts; else it would fall back when a cell begins."""
+    """The total assumes three passes for a cell with a drafter, the worst case; else progress would fall back later."""
     base_id, heads = add_model(home, tiny_base, 1)
     models = [{"base_id": base_id, "checkpoint_id": ""}, {"base_id": base_id, "checkpoint_id": heads[0]}]
     division = work.run_matrix(*begin(Matrix(models=models, limit=2)))
@@ -121,7 +124,7 @@ def test_progress_of_a_matrix_counts_each_cell_as_it_counts_itself(begin, home: 
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"temperatures": []}, "There is nothing to measure"),
         ({"temperatures": [-1.0]}, "Temperature: expected 0 to 5, got -1"),
@@ -134,11 +137,11 @@ def test_progress_of_a_matrix_counts_each_cell_as_it_counts_itself(begin, home: 
     ],
 )
 def test_what_cannot_be_a_matrix_is_refused_before_it_starts(
-    home: Settings, tiny_base: Path, changes: dict[str, object], sentence: str
+    home: Settings, tiny_base: Path, changes: dict[str, object], message: str
 ) -> None:
     base_id, heads = add_model(home, tiny_base, 1)
     models = [{"base_id": base_id, "checkpoint_id": heads[0]}]
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(BadInput, match=message):
         submit(Matrix(**{"models": models, **changes}), settings=home)
 
 

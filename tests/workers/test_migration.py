@@ -1,5 +1,5 @@
-"""Every command on the right of docs/migration.md and every one of docs/nemo.md, run in order on a tiny model, only
-with smaller sizes."""
+"""All commands in the right column of docs/migration.md and all of docs/nemo.md run in order on a tiny model, with
+smaller sizes."""
 
 import json
 import re
@@ -38,18 +38,20 @@ ELSEWHERE = ("speculoos up", "speculoos worker")
 
 
 def commands() -> list[str]:
-    """In the order of the page, from its third column."""
+    """The commands of the page's third column, in order."""
     rows = [line.split(" | ")[-1] for line in MIGRATION.read_text().splitlines() if line.startswith("| ")]
-    return [found for cell in rows for found in re.findall(r"`(speculoos [^`]+)`", cell) if found not in ELSEWHERE]
+    return [
+        command for cell in rows for command in re.findall(r"`(speculoos [^`]+)`", cell) if command not in ELSEWHERE
+    ]
 
 
 @pytest.fixture
 def running(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Bench, int]]:
-    """Workers, a folder with the files that the page names, and (in the settings) two servers that are not up yet."""
+    """Workers, a folder with the files that the pages name, and two servers in the settings that do not run yet."""
     inference, features = free_ports(2)
-    own = {"SPECULOOS_INFERENCE_PORT": str(inference), "SPECULOOS_INFERENCE_TOKEN": KEY, "SERVER_KEY": KEY}
-    bench.environment |= {**own, "SPECULOOS_DEVICE": "cpu"}
-    for name in ("SPECULOOS_HOME", "DATABASE_URL", "REDIS_URL", "SPECULOOS_DEVICE", *own):
+    variables = {"SPECULOOS_INFERENCE_PORT": str(inference), "SPECULOOS_INFERENCE_TOKEN": KEY, "SERVER_KEY": KEY}
+    bench.environment |= {**variables, "SPECULOOS_DEVICE": "cpu"}
+    for name in ("SPECULOOS_HOME", "DATABASE_URL", "REDIS_URL", "SPECULOOS_DEVICE", *variables):
         monkeypatch.setenv(name, bench.environment[name])
     bench.worker("gpu"), bench.worker("io"), bench.reconciler()
     monkeypatch.setenv("SPECULOOS_FEATURES_TOKEN", KEY)
@@ -89,37 +91,37 @@ def lines(file: Path, rows: list[dict]) -> None:
 
 @pytest.mark.timeout(600)
 def test_every_command_of_the_page_runs(running: tuple[Bench, int], capfd: pytest.CaptureFixture[str]) -> None:
-    found = commands()
-    assert len(found) > 30
-    for command in found:
+    page_commands = commands()
+    assert len(page_commands) > 30
+    for command in page_commands:
         run(*running, command, capfd)
 
 
 @pytest.mark.timeout(600)
-def test_the_way_from_nemo_runs(running: tuple[Bench, int], capfd: pytest.CaptureFixture[str]) -> None:
-    """Our inference server stands for vLLM, which answers under the same name."""
-    found = re.findall(r"^ {4}((?:speculoos|vllm) .+)$", NEMO.read_text(), flags=re.MULTILINE)
-    assert len(found) > 10
-    for command in found:
+def test_every_command_of_the_nemo_page_runs(running: tuple[Bench, int], capfd: pytest.CaptureFixture[str]) -> None:
+    """Our inference server replaces vLLM and serves the model under the same name."""
+    page_commands = re.findall(r"^ {4}((?:speculoos|vllm) .+)$", NEMO.read_text(), flags=re.MULTILINE)
+    assert len(page_commands) > 10
+    for command in page_commands:
         run(*running, "speculoos serve" if command.startswith("vllm") else command, capfd)
 
 
 def run(bench: Bench, features: int, command: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """One command of a page, with sizes that are quick here."""
-    words = shlex.split(command.replace("=32000", "=256").replace("=2048", "=16"))[1:]
-    if "serve" in words[:2]:
-        serve(bench, [*words, "--port", str(features)] if words[0] == "features" else words)
+    """Run one command of a page with small sizes."""
+    arguments = shlex.split(command.replace("=32000", "=256").replace("=2048", "=16"))[1:]
+    if "serve" in arguments[:2]:
+        serve(bench, [*arguments, "--port", str(features)] if arguments[0] == "features" else arguments)
         return
-    name = next(name for name in known() if command.startswith(f"speculoos {name} "))
+    name = next(name for name in command_names() if command.startswith(f"speculoos {name} "))
     sizes = SMALL.get(name, [])
-    if name == "train" and words[1].startswith("eagle3"):
+    if name == "train" and arguments[1].startswith("eagle3"):
         sizes = [*sizes, "aux_layers=[0, 1, 2]"]  # the defaults of so few layers are not three different ones
-    words += [part for size in sizes for part in ("--set", size)] if name == "train" else sizes
-    words += ["--wait"] if name in ("train", "data generate") and "--wait" not in words else []
-    assert main(words) == 0, f"{command}\n{capfd.readouterr().err[-3000:]}\n{bench.output()[-3000:]}"
+    arguments += [argument for size in sizes for argument in ("--set", size)] if name == "train" else sizes
+    arguments += ["--wait"] if name in ("train", "data generate") and "--wait" not in arguments else []
+    assert main(arguments) == 0, f"{command}\n{capfd.readouterr().err[-3000:]}\n{bench.output()[-3000:]}"
 
 
-def known() -> list[str]:
+def command_names() -> list[str]:
     """Names of all commands, longest first."""
     names = (
         name.removeprefix("speculoos ") for name, _ in cli_docs.commands(cli_docs.typer.main.get_command(cli_docs.app))
@@ -127,14 +129,14 @@ def known() -> list[str]:
     return sorted(names, key=len, reverse=True)
 
 
-def serve(bench: Bench, words: list[str]) -> None:
-    """A server that runs until the end of the test."""
-    out = bench.settings.home / f"{words[0]}.log"
+def serve(bench: Bench, arguments: list[str]) -> None:
+    """Start a server that runs until the end of the test."""
+    out = bench.settings.home / f"{arguments[0]}.log"
     with out.open("wb") as file:
-        process = zygote.begin("cli.main", words, bench.environment, file.fileno())
+        process = zygote.begin("cli.main", arguments, bench.environment, file.fileno())
     bench.processes.append(process)
-    port = int(words[-1]) if words[-1].isdigit() else int(bench.environment["SPECULOOS_INFERENCE_PORT"])
-    wait_until(lambda: accepts(port), 240, " ".join(words), out.read_text)
+    port = int(arguments[-1]) if arguments[-1].isdigit() else int(bench.environment["SPECULOOS_INFERENCE_PORT"])
+    wait_until(lambda: accepts(port), 240, " ".join(arguments), out.read_text)
 
 
 def accepts(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""The parts of a worker, each by itself: time left, secrets, process identity, what the reconciler does with rows."""
+"""The parts of a worker, one by one: time left, secrets, process identity, the reconciler's handling of rows."""
 
 import errno
 import os
@@ -40,8 +40,8 @@ def make_job(settings: Settings, **columns: object) -> Job:
 
 
 def test_time_left_is_unknown_first_and_then_follows_the_pace() -> None:
-    at = iter([0.0, 1.0, 2.0, 3.0, 3.05, 5.0]).__next__
-    eta = Eta(clock=at)
+    clock = iter([0.0, 1.0, 2.0, 3.0, 3.05, 5.0]).__next__
+    eta = Eta(clock=clock)
     assert eta.update(0, 100) is None
     assert eta.update(10, 100) == pytest.approx(9.0)
     assert eta.update(20, 100) == pytest.approx(8.0)
@@ -54,10 +54,10 @@ def test_time_left_is_unknown_first_and_then_follows_the_pace() -> None:
 def test_known_and_likely_secrets_are_masked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "my-own-token-value")
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:sesame-open@db/x")
-    known = known_secrets(load())
+    secrets = known_secrets(load())
     text = "my-own-token-value hf_abcdefghijklmnopqrstuvwx postgresql://you:other@db/x sesame-open https://a.b/c:d@e"
-    assert redact(text, known) == "••• ••• postgresql://•••@db/x ••• https://a.b/c:d@e"
-    assert redact("an ordinary line, 3:4", known) == "an ordinary line, 3:4"
+    assert redact(text, secrets) == "••• ••• postgresql://•••@db/x ••• https://a.b/c:d@e"
+    assert redact("an ordinary line, 3:4", secrets) == "an ordinary line, 3:4"
     monkeypatch.setenv("SPECULOOS_METRICS_TOKEN", "scraped-4711")
     assert redact("a scraped-4711", known_secrets(load())) == "a •••"
 
@@ -69,35 +69,39 @@ def test_a_text_is_cut_before_a_word_that_could_be_the_beginning_of_a_secret() -
 
 
 @pytest.mark.parametrize(
-    "reason, advice",
+    "reason, hint",
     [
         (f"The process of attempt 5 ended without a result: {KILLED_REASON}.", MEMORY_HINT),
         ("… it was ended by SIGABRT; its last line was: what():  std::bad_alloc.", MEMORY_HINT),
         ("… ended with exit status 3; its last line was: no such kernel.", jobs.RETRY_HINT),
     ],
 )
-def test_a_process_that_ended_for_want_of_memory_is_followed_by_what_to_change(reason: str, advice: str) -> None:
-    assert failure_hint(reason) == advice
+def test_a_process_that_ended_for_want_of_memory_is_followed_by_what_to_change(reason: str, hint: str) -> None:
+    assert failure_hint(reason) == hint
 
 
 @pytest.mark.integration
 def test_a_process_is_recognized_by_more_than_its_pid() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    who = identity.process_identity(child.pid)
-    assert identity.is_alive(who)
-    assert not identity.is_alive({**who, "ticks": "5"}), "the pid was used again"
-    kept = {name: who[name] for name in ("host", "boot_id", "pid")}
+    process = identity.process_identity(child.pid)
+    assert identity.is_alive(process)
+    assert not identity.is_alive({**process, "ticks": "5"}), "the pid was used again"
+    fields = {name: process[name] for name in ("host", "boot_id", "pid")}
     date = psutil.Process(child.pid).create_time()
-    assert identity.is_alive({**kept, "started": date}) and not identity.is_alive({**kept, "started": date - 5})
-    assert not identity.worker_is_dead(f"{who['host']}/{who['boot_id']}/{child.pid}/{date}"), "rows kept dates once"
-    assert not identity.is_alive({**who, "boot_id": "earlier"}) and not identity.is_alive({**who, "host": "other"})
-    assert not identity.is_alive({}) and not identity.end_group({**who, "host": "other"}, 1)
+    assert identity.is_alive({**fields, "started": date}) and not identity.is_alive({**fields, "started": date - 5})
+    assert not identity.worker_is_dead(f"{process['host']}/{process['boot_id']}/{child.pid}/{date}"), (
+        "rows kept dates once"
+    )
+    assert not identity.is_alive({**process, "boot_id": "earlier"}) and not identity.is_alive(
+        {**process, "host": "other"}
+    )
+    assert not identity.is_alive({}) and not identity.end_group({**process, "host": "other"}, 1)
     assert child.poll() is None, "what is not ours is left alone"
     name = identity.worker_id(child.pid)
     assert not identity.worker_is_dead(name)
-    assert identity.end_group(who, 5)
+    assert identity.end_group(process, 5)
     child.wait()
-    assert not identity.is_alive(who) and identity.worker_is_dead(name)
+    assert not identity.is_alive(process) and identity.worker_is_dead(name)
     assert not identity.worker_is_dead("elsewhere/boot/1/2.0") and not identity.worker_is_dead("")
 
 
@@ -113,31 +117,31 @@ def test_a_group_that_ignores_term_is_killed() -> None:
 @pytest.mark.integration
 def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: Settings) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    who = identity.worker_id(ended.pid)
+    owner = identity.worker_id(ended.pid)
     ended.wait()
     soon, past = now() + timedelta(seconds=60), now() - timedelta(seconds=1)
     running = {"state": "RUNNING", "attempt": 1}
-    dead = make_job(home, **running, owner=who, lease_until=soon)
+    dead = make_job(home, **running, owner=owner, lease_until=soon)
     silent = make_job(home, **running, owner="elsewhere/boot/1/2.0", lease_until=past)
     living = make_job(home, **running, owner=identity.worker_id(), lease_until=soon)
-    asked = make_job(home, **running, owner=who, lease_until=soon, cancel_requested=True)
-    worn = make_job(home, state="RUNNING", attempt=5, owner=who, lease_until=soon)
+    cancelled = make_job(home, **running, owner=owner, lease_until=soon, cancel_requested=True)
+    exhausted = make_job(home, state="RUNNING", attempt=5, owner=owner, lease_until=soon)
     with db.writing(home) as session:
         lost = interrupt_lost(session, {silent.id})
-    assert {job.id for job in lost} == {job.id for job in (dead, silent, asked, worn)}
+    assert {job.id for job in lost} == {job.id for job in (dead, silent, cancelled, exhausted)}
     with db.reading(home) as session:
-        states = [jobs.get(session, job.id).state for job in (dead, silent, living, asked, worn)]
+        states = [jobs.get(session, job.id).state for job in (dead, silent, living, cancelled, exhausted)]
         assert states == ["INTERRUPTED", "INTERRUPTED", "RUNNING", "CANCELLED", "FAILED"]
         assert "has died" in reports.logs(session, dead.id)[0].message
-        assert "Given up after 5 attempts" in jobs.get(session, worn.id).error
+        assert "Given up after 5 attempts" in jobs.get(session, exhausted.id).error
 
 
 def test_messages_are_sent_again_only_when_workers_idle(home: Settings) -> None:
-    pace = JobTiming(republish_seconds=10)
+    timing = JobTiming(republish_seconds=10)
 
     def is_due(job: Job) -> bool:
         with db.reading(home) as session:
-            return bool(jobs_without_message(session, [jobs.get(session, job.id)], pace))
+            return bool(jobs_without_message(session, [jobs.get(session, job.id)], timing))
 
     old = make_job(home, published_at=now() - timedelta(seconds=60))
     assert is_due(make_job(home))
@@ -153,8 +157,8 @@ def test_messages_are_sent_again_only_when_workers_idle(home: Settings) -> None:
 def test_timing_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECULOOS_LEASE_SECONDS", "2.5")
     assert job_timing() == JobTiming(lease_seconds=2.5)
-    for wrong in ("soon", "-1", "0"):
-        monkeypatch.setenv("SPECULOOS_POLL_SECONDS", wrong)
+    for value in ("soon", "-1", "0"):
+        monkeypatch.setenv("SPECULOOS_POLL_SECONDS", value)
         with pytest.raises(BadInput, match="SPECULOOS_POLL_SECONDS"):
             job_timing()
 
@@ -189,14 +193,14 @@ def test_inputs_that_are_gone_or_not_ready_are_named(context: JobContext) -> Non
 
 
 def test_a_row_is_looked_at_without_its_files(context: JobContext, tmp_path: Path) -> None:
-    """Who asks a server what it serves needs the names, not the weights."""
+    """A job that only queries a server needs the row, not the weights."""
     with context.session() as session:
         session.add(Base(id="b" * 32, name="base", source="hub", location="x", path="/gone", state="ready"))
     shared = replace(context.settings, store=f"file://{tmp_path}/store")
-    there = JobContext(shared, context.job_id, context.attempt, context.timing)
-    assert there.input_row(Base, "b" * 32).path == "/gone"
+    other_machine = JobContext(shared, context.job_id, context.attempt, context.timing)
+    assert other_machine.input_row(Base, "b" * 32).path == "/gone"
     with pytest.raises(Unavailable, match="neither on this machine nor in the store"):
-        there.input_with_files(Base, "b" * 32)
+        other_machine.input_with_files(Base, "b" * 32)
 
 
 def test_attempts_write_apart_and_find_each_other(context: JobContext) -> None:
@@ -211,8 +215,8 @@ def test_a_report_that_could_not_be_written_is_not_lost(context: JobContext, mon
     context.log("first")
     context.progress(1, 10, "steps")
     context.metrics(1, {"loss": 1.0})
-    with monkeypatch.context() as broken:
-        broken.setattr(reports, "write", lambda *_: 1 / 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(reports, "write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             context.flush()
     context.log("second")
@@ -226,15 +230,15 @@ def test_a_report_that_could_not_be_written_is_not_lost(context: JobContext, mon
 def test_a_moment_without_database_at_the_end_does_not_fail_the_work(
     context: JobContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, away = reports.write, iter([True, True, False])
+    write, failures = reports.write, iter([True, True, False])
 
-    def sometimes(*given: object) -> bool:
-        if next(away, False):
+    def write_after_failures(*arguments: object) -> bool:
+        if next(failures, False):
             raise Unavailable("The database cannot be used now.")
-        return write(*given)
+        return write(*arguments)
 
     context.log("the last word")
-    monkeypatch.setattr(reports, "write", sometimes)
+    monkeypatch.setattr(reports, "write", write_after_failures)
     context.__exit__(None, None, None)
     with context.session() as session:
         assert [line.message for line in reports.logs(session, context.job_id)] == ["the last word"]
@@ -273,8 +277,8 @@ def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypa
             assert [bool(leases.holder(session, key)) for key in keys] == [True, True, False]
         context.metrics(1, {"train/loss": 2.0})
     with context.session() as session:
-        found = reports.metrics(session, context.job_id)
-    assert found == {
+        metrics = reports.metrics(session, context.job_id)
+    assert metrics == {
         "train/loss": [(1, 2.0)],
         "gpu/utilization/GPU-5d3b1c21": [(1, 0.1)],
         "gpu/memory_gb/GPU-5d3b1c21": [(1, 1.0)],
@@ -285,7 +289,7 @@ def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypa
 def test_a_job_takes_as_many_gpus_as_its_base_needs(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in fake_gpus.torch_functions(4).items():
         monkeypatch.setattr(torch.cuda, name, value)
-    waited = []  # no GPU here has memory to wait for: what would be waited for is checked
+    waited = []  # these GPUs have no memory to wait for, so the calls are recorded
     monkeypatch.setattr(measure, "wait_for_memory", lambda _, devices, estimate: waited.append((*devices, estimate())))
 
     def memory(gpus: int, tokens: int = 10) -> float:
@@ -307,13 +311,13 @@ def test_a_job_takes_as_many_gpus_as_its_base_needs(context: JobContext, monkeyp
 
 def test_several_gpus_are_leased_all_or_none(context: JobContext) -> None:
     keys = [machine.device_key(name, context.settings.home) for name in "abcd"]
-    own = f"job:{context.job_id}"
+    holder = f"job:{context.job_id}"
     with context, context.session() as session:
         leases.acquire(session, keys[1], "run:1", 60)
     assert context.acquire_devices("abcd", 3) == ["a", "c", "d"]
     with context.session() as session:
-        leases.release(session, own)
-        assert leases.acquire_some(session, keys, 4, own, 60, context.attempt) == []
+        leases.release(session, holder)
+        assert leases.acquire_some(session, keys, 4, holder, 60, context.attempt) == []
         assert [leases.holder(session, key) for key in keys] == ["", "run:1", "", ""]
         leases.release(session, "run:1")
     assert context.acquire_devices("abcd", 4) == list("abcd")
@@ -389,17 +393,17 @@ def test_a_message_with_a_foreign_id_does_nothing(home: Settings) -> None:
 
 
 def test_only_a_lease_that_stands_still_while_one_watches_is_silent() -> None:
-    at = 0.0
-    monitor = LeaseMonitor(10, longest_step=3, clock=lambda: at)
+    seconds = 0.0
+    monitor = LeaseMonitor(10, longest_step=3, clock=lambda: seconds)
     job = Job(id="a", attempt=1, lease_until=now() - timedelta(days=1))
     assert monitor.expired([job]) == set(), "a date that has passed means nothing by itself"
-    at += 1000
+    seconds += 1000
     assert monitor.expired([job]) == set(), "the watcher stood still too"
     for _ in range(2):
-        at += 3
+        seconds += 3
         assert monitor.expired([job]) == set()
-    at += 3
+    seconds += 3
     assert monitor.expired([job]) == {"a"}
     job.lease_until = now() - timedelta(days=2)
-    at += 3
+    seconds += 3
     assert monitor.expired([job]) == set(), "renewed, by a clock that was put back"

@@ -1,4 +1,4 @@
-"""A base quantized by the job answers, trains and exports as a base of its own."""
+"""A base quantized by a job generates, trains and exports as a separate base."""
 
 import json
 import zipfile
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 def test_a_quantized_base_answers_trains_and_is_named_by_exports(
     begin: Begin, home: Settings, tiny_base: Path, tmp_path: Path
 ) -> None:
-    def done(request: Request, work: Any, table: type, field: str) -> Any:
+    def run_job(request: Request, work: Any, table: type, field: str) -> Any:
         stored, context = begin(request)
         work(stored, context)
         context.flush()
@@ -36,24 +36,24 @@ def test_a_quantized_base_answers_trains_and_is_named_by_exports(
         return row(context, table, getattr(stored, field))
 
     original = add_base(home, tiny_base)
-    base = done(Quantize(base_id=original, scheme="w8a16"), models.run_quantize, Base, "quantized_id")
+    base = run_job(Quantize(base_id=original, scheme="w8a16"), models.run_quantize, Base, "quantized_id")
     assert (base.name, base.source, base.location, base.state) == ("tiny-w8a16", "quantized", "tiny, w8a16", "ready")
     assert base.card["quantization"] == "compressed-tensors, 8 bits" and base.weights_sha256 != original
     with pytest.raises(Unsupported, match="tiny-w8a16 is quantized already"):
         submit(Quantize(base_id=base.id), settings=home)
     with gr.Blocks(), db.reading(home) as session:
         panel = ModelPanel(home, gr.Textbox())
-        shown = [panel.view(session, session.get_one(Base, each), {}) for each in (original, base.id)]
-        assert [values[panel.outputs.index(panel.quantize)].visible for values in shown] == [True, False]
+        views = [panel.view(session, session.get_one(Base, each), {}) for each in (original, base.id)]
+        assert [values[panel.outputs.index(panel.quantize)].visible for values in views] == [True, False]
 
-    prompts = done(
+    prompts = run_job(
         ImportPrompts(path=str(write_prompts(tmp_path / "p.jsonl"))), import_prompts.run, Dataset, "dataset_id"
     )
-    asked = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=8)
-    answers = done(asked, generate_data.run, Dataset, "dataset_id")
+    generation = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=8)
+    answers = run_job(generation, generate_data.run, Dataset, "dataset_id")
     few = {"max_steps": 3, "epochs": 0, "eval_every": 0, "samples": 0, "max_length": 64, "batch_tokens": 128}
-    asked = Train(method="medusa", base_id=base.id, dataset_id=answers.id, settings=few)
-    heads = done(asked, train.run, Checkpoint, "checkpoint_id")
+    training = Train(method="medusa", base_id=base.id, dataset_id=answers.id, settings=few)
+    heads = run_job(training, train.run, Checkpoint, "checkpoint_id")
     assert heads.state == "ready" and heads.base_sha256 == base.weights_sha256
     export, context = begin(Export(checkpoint_id=heads.id, format="vllm"))
     models.run_export(export, context)

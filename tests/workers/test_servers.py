@@ -1,4 +1,4 @@
-"""Servers as jobs: ready, crashed, rejected, killed. A small server with vLLM's options fails as the tests want."""
+"""Servers as jobs: ready, crashed, rejected, killed. A small server with vLLM's options fails in the ways tested."""
 
 import json
 import signal
@@ -38,8 +38,8 @@ def configure(bench: Bench, mode: str) -> None:
 
 def base_id(bench: Bench, folder: Path) -> str:
     with db.writing(bench.settings) as session:
-        if known := session.query(Base).first():
-            return known.id
+        if existing := session.query(Base).first():
+            return existing.id
         row = Base(name="tiny", source="folder", location=str(folder), path=str(folder), state="ready", card={})
         session.add(row)
         session.flush()
@@ -53,21 +53,21 @@ def start(bench: Bench, folder: Path, mode: str, **fields) -> Job:
 
 
 def ready(bench: Bench, job: Job) -> dict:
-    """What the server announced."""
+    """Wait until the server is announced; return its entry."""
 
-    def found() -> dict:
+    def announced() -> dict:
         running = running_servers.running(bench.settings.home)
-        return next(({"name": name, **each} for name, each in running.items() if each["job"] == job.id), {})
+        return next(({"name": name, **server} for name, server in running.items() if server["job"] == job.id), {})
 
-    wait_until(lambda: bool(found()), 60, "the server", lambda: bench.output(job.id))
-    return found()
+    wait_until(lambda: bool(announced()), 60, "the server", lambda: bench.output(job.id))
+    return announced()
 
 
 def listener(address: str) -> psutil.Process:
     """The process that listens on the port of an address."""
     port = int(address.rsplit(":", 1)[1].split("/")[0])
-    found = [c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == psutil.CONN_LISTEN]
-    return psutil.Process(found[0])
+    pids = [c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == psutil.CONN_LISTEN]
+    return psutil.Process(pids[0])
 
 
 def stop(bench: Bench, job: Job) -> Job:
@@ -82,9 +82,9 @@ def is_gone(process: psutil.Process) -> bool:
 def test_a_server_is_an_endpoint_until_it_is_stopped(steady: Bench, tiny_base: Path, monkeypatch) -> None:
     monkeypatch.setenv("SPECULOOS_HOME", str(steady.settings.home))
     job = start(steady, tiny_base, "serve")
-    found = ready(steady, job)
+    announced = ready(steady, job)
     endpoint = load().endpoints["tiny-vllm"]
-    assert (found["name"], endpoint.model, endpoint.url) == ("tiny-vllm", "tiny", found["endpoint"]["url"])
+    assert (announced["name"], endpoint.model, endpoint.url) == ("tiny-vllm", "tiny", announced["endpoint"]["url"])
     assert endpoint.url.startswith("http://127.0.0.1:")
     authorized = {"Authorization": f"Bearer {endpoint.key}"}
     assert httpx.get(f"{endpoint.url}/models", headers=authorized).status_code == 200
@@ -117,15 +117,15 @@ def test_a_server_that_crashes_is_started_again_with_its_children_ended(steady: 
 
 
 @pytest.mark.parametrize(
-    ("mode", "code", "words"),
+    ("mode", "code", "reason"),
     [
         ("reject", "server_failed", "KeyError: 'layers.0.fc.weight' is not in the model"),
         ("memory", "out_of_memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
     ],
 )
-def test_a_server_that_fails_says_why(steady: Bench, tiny_base: Path, mode: str, code: str, words: str) -> None:
+def test_a_server_that_fails_says_why(steady: Bench, tiny_base: Path, mode: str, code: str, reason: str) -> None:
     job = steady.wait(start(steady, tiny_base, mode).id, "FAILED")
-    assert job.error == f"vLLM fake 1.0 ended with status 1 before it was ready: {words}."
+    assert job.error == f"vLLM fake 1.0 ended with status 1 before it was ready: {reason}."
     assert job.error_code == code
     assert job.hint
 
@@ -193,8 +193,8 @@ def test_a_port_is_reserved_for_one_server(home) -> None:
         with reserved_port(home) as second:
             assert second > first + 1
         narrow = replace(home, server_ports=(first, first + 1))
-        words = f"All ports from {first} to {first + 1} are in use"
-        with pytest.raises(Unavailable, match=words), reserved_port(narrow):
+        message = f"All ports from {first} to {first + 1} are in use"
+        with pytest.raises(Unavailable, match=message), reserved_port(narrow):
             pass
     with reserved_port(replace(home, server_ports=(first, first))) as again:
         assert again == first

@@ -1,6 +1,6 @@
 """Generations in shards with real processes: workers and endpoints are killed, nothing is lost or doubled.
 
-Their long forms are in tests/drills.
+Longer drills are in tests/drills.
 """
 
 import os
@@ -53,8 +53,8 @@ def test_killed_workers_and_a_killed_endpoint_lose_and_double_no_answer(bench: B
         servers.start(0)
         bench.wait(job.id, "SUCCEEDED")
         check_whole(bench, job, 4)
-        said = [[m["content"] for m in row["messages"]] for row in read_rows(dataset(bench, job).path)]
-        assert said == [[text, f"you said: {text}"] for text in TEXTS]
+        messages = [[m["content"] for m in row["messages"]] for row in read_rows(dataset(bench, job).path)]
+        assert messages == [[text, f"you said: {text}"] for text in TEXTS]
         with db.reading(bench.settings) as session:
             assert {each.kind for each in listing.jobs(session)} == {"import_prompts", "generate_data"}
     finally:
@@ -79,8 +79,8 @@ def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(
         bench.reconciler()
         bench.wait(job.id, "SUCCEEDED")
         check_whole(bench, job, 6)
-        now = {part.number: (part.attempt, part.finished_at) for part in parts(bench, job)}
-        assert finished.items() <= now.items(), "a finished shard was made again"
+        after = {part.number: (part.attempt, part.finished_at) for part in parts(bench, job)}
+        assert finished.items() <= after.items(), "a finished shard was made again"
     finally:
         bench.end()
         servers.end()
@@ -89,7 +89,7 @@ def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Bench, killed: bool) -> None:
-    """Also where putting it together takes longer than a job that was asked to stop is given, or its process dies."""
+    """Also if merging the shards takes longer than the grace period of a stopped job, or its process is killed."""
     servers = echoes(bench, 0.1)
     bench.environment["SPECULOOS_GRACE_SECONDS"] = "0.1"
     try:
@@ -100,7 +100,7 @@ def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Be
         request_cancel(job.id, bench.settings)
         if killed:
             divided = bench.job(job.id).child
-            gathering = bench.wait_for(job.id, lambda found: found.child != divided, "a second child")
+            gathering = bench.wait_for(job.id, lambda j: j.child != divided, "a second child")
             os.kill(gathering.child["pid"], signal.SIGKILL)
         stopped = bench.wait(job.id, "CANCELLED")
         assert stopped.attempt == (3 if killed else 2)
@@ -118,7 +118,7 @@ def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Be
 def test_one_worker_is_enough_for_a_local_base_and_the_last_shard_leads_to_the_whole(
     bench: Bench, tiny_base: Path
 ) -> None:
-    """The divided job holds no worker while its shards wait for one; no reconciler is there to help."""
+    """The divided job holds no worker while its shards wait for one. No reconciler runs."""
     with db.writing(bench.settings) as session:
         base = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
         base.weights_sha256 = weights_sha256(tiny_base)

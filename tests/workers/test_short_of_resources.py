@@ -1,4 +1,4 @@
-"""Short of disk or memory: jobs pause and go on by themselves, ends are plain, logs stay bounded. Real processes."""
+"""Short of disk or memory, jobs pause and continue by themselves or fail with a clear message. Logs stay bounded."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from app.views.job_view import banner, state_words
 from speculoos import resources
 from speculoos.settings import load
 from tests.workers.conftest import Bench, wait_until
-from tests.workers.test_drills import order, some_steps, steps
+from tests.workers.test_drills import steps, submit_count, wait_for_steps
 from tracking import db, listing
 from workers.jobs.requests import ImportPrompts
 from workers.jobs.submit import request_cancel, submit
@@ -29,7 +29,7 @@ MB = 2**20
 
 
 def fill(disk: Path, left: int) -> None:
-    """Leave `left` bytes of a disk."""
+    """Fill a disk until `left` bytes are free."""
     free = resources.shutil.disk_usage(disk).free
     with (disk / f"ballast-{free}").open("wb") as file:
         file.write(b"0" * max(0, free - left))
@@ -41,16 +41,16 @@ def make_room(disk: Path) -> None:
 
 @pytest.fixture
 def small(broker: str, small_disk: Path) -> Iterator[Bench]:
-    """A home on a disk of 16 MB whose floor is 4."""
+    """A home on a disk of 16 MB, of which 4 MB must stay free."""
     settings = replace(load({"SPECULOOS_HOME": str(small_disk / "home")}), redis_url=f"{broker}?virtual_host=4")
     settings = replace(settings, min_disk_mb=4)
     db.upgrade(settings)
-    made = Bench(settings, forked=True, SPECULOOS_MIN_DISK_MB="4")
-    yield made
-    made.end()
+    bench = Bench(settings, forked=True, SPECULOOS_MIN_DISK_MB="4")
+    yield bench
+    bench.end()
 
 
-def waits(bench: Bench, job_id: str) -> str:
+def wait_reason(bench: Bench, job_id: str) -> str:
     with db.reading(bench.settings) as session:
         return listing.Queues(session).waits_for(bench.job(job_id))
 
@@ -58,8 +58,8 @@ def waits(bench: Bench, job_id: str) -> str:
 def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_disk: Path, tmp_path: Path) -> None:
     small.worker()
     small.reconciler()
-    job = order(small, tmp_path / "w", steps=60)
-    some_steps(small, job)
+    job = submit_count(small, tmp_path / "w", steps=60)
+    wait_for_steps(small, job)
     fill(small_disk, 3 * MB)
     paused = small.wait(job.id, "INTERRUPTED")
     assert paused.progress_note == (
@@ -68,8 +68,8 @@ def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_
     )
     assert paused.attempt_cap > 5, "its attempt is given back"
     assert state_words(paused) == ("Paused", "warn") and "the minimum is 4.2 MB" in banner(paused)
-    other = order(small, tmp_path / "other", steps=2)
-    wait_until(lambda: waits(small, other.id).startswith("Paused: "), 90, "the reason on the pages")
+    other = submit_count(small, tmp_path / "other", steps=2)
+    wait_until(lambda: wait_reason(small, other.id).startswith("Paused: "), 90, "the reason on the pages")
     assert small.job(other.id).attempt == 0 and small.job(job.id).attempt == 1
     make_room(small_disk)
     assert small.wait(job.id, "SUCCEEDED").attempt == 2
@@ -78,11 +78,11 @@ def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_
 
 
 def test_work_that_meets_the_full_disk_before_its_worker_does_pauses_too(small: Bench, small_disk: Path) -> None:
-    """The reserve is given up, so the row can say so; then it goes on by itself, as the other way round."""
+    """The reserve is deleted so that the row can be written. With free space the job continues, with a new reserve."""
     assert resources.update_reserve(small.settings)
     small.worker()
     small.reconciler()
-    job = order(small, small_disk / "w", steps=3, trick="fill")
+    job = submit_count(small, small_disk / "w", steps=3, trick="fill")
     paused = small.wait(job.id, "INTERRUPTED")
     assert re.fullmatch(
         r"Paused: \d\.\d MB free on the disk that holds .*, the minimum is 4\.2 MB; .*", paused.progress_note
@@ -94,11 +94,11 @@ def test_work_that_meets_the_full_disk_before_its_worker_does_pauses_too(small: 
 
 
 def test_an_import_that_would_take_all_memory_ends_in_one_sentence(bench: Bench, tmp_path: Path) -> None:
-    """One value of 60 MiB in a file of 2 kB is within the bounds of reading, and more than this child may take."""
+    """One value of 60 MiB in a file of 2 kB passes the reader's limits but exceeds the memory of this child."""
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"prompt": ["x" * (60 * MB)]}), path, compression="zstd", write_statistics=False)
     bench.environment["SPECULOOS_JOB_MEMORY_MB"] = "220"
-    bench.forked = False  # libraries that it shares would count
+    bench.forked = False  # shared libraries would count
     bench.worker()
     request = ImportPrompts(path=str(path), original_name="bomb.parquet")
     job = submit(request, name="bomb", settings=bench.settings)
@@ -109,9 +109,9 @@ def test_an_import_that_would_take_all_memory_ends_in_one_sentence(bench: Bench,
 
 def test_a_job_that_takes_more_memory_than_it_may_is_ended_and_says_so(bench: Bench, tmp_path: Path) -> None:
     bench.environment["SPECULOOS_JOB_MEMORY_MB"] = "250"
-    bench.forked = False  # libraries that it shares would count
+    bench.forked = False  # shared libraries would count
     bench.worker()
-    greedy, modest = (order(bench, tmp_path / t, trick=t, steps=200 if t else 3) for t in ("hoard", ""))
+    greedy, modest = (submit_count(bench, tmp_path / t, trick=t, steps=200 if t else 3) for t in ("hoard", ""))
     failed = bench.wait(greedy.id, "FAILED")
     assert failed.error_code == "out_of_memory" and "SPECULOOS_JOB_MEMORY_MB" in failed.hint
     assert failed.error.startswith("The memory was not enough for this job: it used 0.")
@@ -120,9 +120,9 @@ def test_a_job_that_takes_more_memory_than_it_may_is_ended_and_says_so(bench: Be
 
 
 def test_a_child_that_the_system_would_end_first(steady: Bench, tmp_path: Path) -> None:
-    """Where memory runs out, the choice falls on a job and not on the pages, the database or the worker."""
-    job = order(steady, tmp_path / "w", steps=2000)
-    running = some_steps(steady, job)
+    """When memory runs out, the system kills a job rather than the pages, the database or the worker."""
+    job = submit_count(steady, tmp_path / "w", steps=2000)
+    running = wait_for_steps(steady, job)
     score = Path(f"/proc/{running.child['pid']}/oom_score_adj")
     assert int(score.read_text()) == 500 > int(Path("/proc/self/oom_score_adj").read_text())
     os.kill(running.child["pid"], signal.SIGKILL)
@@ -133,23 +133,23 @@ def test_a_child_that_the_system_would_end_first(steady: Bench, tmp_path: Path) 
 
 def test_a_job_that_prints_without_end_fills_no_disk(steady: Bench, tmp_path: Path) -> None:
     """400 lines of 100 kB are 40 MB; the worker keeps at most the newest 10, and 10 older ones."""
-    job = order(steady, tmp_path / "w", steps=400, seconds=0.005, trick="flood")
+    job = submit_count(steady, tmp_path / "w", steps=400, seconds=0.005, trick="flood")
     steady.wait(job.id, "SUCCEEDED")
     log = attempt.log_path(steady.settings, job.id)
-    kept = log.stat().st_size + attempt.rotated_log(log).stat().st_size
-    assert kept < 2.5 * attempt.MAX_LOG_BYTES
+    size = log.stat().st_size + attempt.rotated_log(log).stat().st_size
+    assert size < 2.5 * attempt.MAX_LOG_BYTES
     assert "line 399 " in log.read_text() + attempt.rotated_log(log).read_text()
 
 
-def test_what_a_child_said_last_is_kept_when_its_worker_is_killed(bench: Bench, tmp_path: Path) -> None:
+def test_the_last_output_of_a_child_is_kept_when_its_worker_is_killed(bench: Bench, tmp_path: Path) -> None:
     worker = bench.worker()
-    job = order(bench, tmp_path / "w", steps=2000, seconds=0.01, trick="flood")
-    running = some_steps(bench, job, 20)
+    job = submit_count(bench, tmp_path / "w", steps=2000, seconds=0.01, trick="flood")
+    running = wait_for_steps(bench, job, 20)
     worker.kill()
     wait_until(lambda: not Path(f"/proc/{running.child['pid']}").exists(), 60, "the child's end")
     log = attempt.log_path(bench.settings, job.id)
-    said = max(int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("line "))
-    assert said >= max(steps(tmp_path / "w")), "every line it printed before its end"
+    last_line = max(int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("line "))
+    assert last_line >= max(steps(tmp_path / "w")), "every line it printed before its end"
     assert "BrokenPipe" not in log.read_text()
 
 
@@ -172,13 +172,13 @@ def test_a_log_is_rotated_in_place_and_given_up_on_a_full_disk(small_disk: Path)
 def test_lines_of_a_job_name_it_as_text_and_as_json(bench: Bench, tmp_path: Path) -> None:
     bench.environment["SPECULOOS_LOG_FORMAT"] = "json"
     bench.worker()
-    job = order(bench, tmp_path / "w", trick="bad_input")
+    job = submit_count(bench, tmp_path / "w", trick="bad_input")
     bench.wait(job.id, "FAILED")
     lines = attempt.log_path(bench.settings, job.id).read_text().splitlines()
-    said = json.loads(next(line for line in lines if "FAILED" in line))
-    assert (said["job"], said["attempt"], said["process"], said["level"]) == (job.id, 1, "job", "error")
-    assert "prompts.jsonl, line 7" in said["message"] and said["time"].endswith("+00:00")
-    worker = (bench.settings.home / "workers.supervise.worker.log").read_text().splitlines()
-    ours = [json.loads(line) for line in worker if line.startswith("{")]
-    assert ours and all(line["process"] == "worker-io" for line in ours)
-    assert any(line.get("job") == job.id for line in ours)
+    record = json.loads(next(line for line in lines if "FAILED" in line))
+    assert (record["job"], record["attempt"], record["process"], record["level"]) == (job.id, 1, "job", "error")
+    assert "prompts.jsonl, line 7" in record["message"] and record["time"].endswith("+00:00")
+    worker_lines = (bench.settings.home / "workers.supervise.worker.log").read_text().splitlines()
+    records = [json.loads(line) for line in worker_lines if line.startswith("{")]
+    assert records and all(line["process"] == "worker-io" for line in records)
+    assert any(line.get("job") == job.id for line in records)

@@ -1,4 +1,4 @@
-"""Machines that share a database, a broker and a store, and no folder: what one has the other fetches."""
+"""Machines share a database, a broker and a store but no folder; each fetches the other's files."""
 
 import json
 import shutil
@@ -64,26 +64,29 @@ def test_another_machine_makes_data_and_heads_and_the_first_reads_them(pair: tup
     first.reconciler()
     source = prompts(first, TEXTS)
     assert is_here(other, Dataset, source) and not is_here(first, Dataset, source)
-    made = generation(first, base, source, 5)
-    first.wait(made.id, "SUCCEEDED", 300)
-    data = row(first, Dataset, made.request["dataset_id"])
+    generated = generation(first, base, source, 5)
+    first.wait(generated.id, "SUCCEEDED", 300)
+    data = row(first, Dataset, generated.request["dataset_id"])
     assert data.rows == len(TEXTS) and not Path(data.path).exists()
     trained = training(first, base, data.id)
     first.wait(trained.id, "SUCCEEDED", 300)
     heads = row(first, Checkpoint, trained.request["checkpoint_id"])
     assert not Path(heads.path).exists(), "the first machine has nothing of it yet"
-    the_first_reads(first, other, data, heads)
+    check_first_reads(first, other, data, heads)
     store = open_store(first.settings.store)
     assert not store.names(f"datasets/{data.id}/parts"), "shards that were put together are not kept twice"
     assert not store.names("uploads") and not list((other.settings.home / "uploads").glob("*"))
 
 
-def the_first_reads(first: Bench, other: Bench, data: Dataset, heads: Checkpoint) -> None:
-    for each, wrong in ((data, dataset_problems), (heads, lambda path: checkpoint_problems(path, heads.sha256))):
-        assert wrong(Path(files(first).local(each))) == {}
+def check_first_reads(first: Bench, other: Bench, data: Dataset, heads: Checkpoint) -> None:
+    for each, find_problems in (
+        (data, dataset_problems),
+        (heads, lambda path: checkpoint_problems(path, heads.sha256)),
+    ):
+        assert find_problems(Path(files(first).local(each))) == {}
     assert Path(heads.path).is_relative_to(first.settings.home)
-    answered = {json.dumps(line["messages"]) for line in read_rows(data.path)}
-    assert answered == {
+    messages = {json.dumps(line["messages"]) for line in read_rows(data.path)}
+    assert messages == {
         json.dumps(line["messages"]) for line in read_rows(files(other).path(row(other, Dataset, data.id)))
     }
 
@@ -91,22 +94,22 @@ def the_first_reads(first: Bench, other: Bench, data: Dataset, heads: Checkpoint
 def test_a_deleted_row_goes_from_the_store_too(pair: tuple[Bench, Bench]) -> None:
     first, _ = pair
     base = tiny(first)
-    files_there = open_store(first.settings.store)
-    child_deliver(first, Base, base, row(first, Base, base).path)
-    assert files_there.names(f"models/{base}")
+    store = open_store(first.settings.store)
+    deliver_files(first, Base, base, row(first, Base, base).path)
+    assert store.names(f"models/{base}")
     with db.writing(first.settings) as session:
         paths = changes.delete(session, first.settings, session.get_one(Base, base))
     changes.remove_files(paths)
-    assert files_there.names() == {}
+    assert store.names() == {}
     with db.reading(first.settings) as session:
         assert session.query(Stored).count() == 0
 
 
-def child_deliver(bench: Bench, table: type, row_id: str, folder: str) -> None:
-    """What a job does when it publishes."""
-    kept = job_files(bench).upload(table, row_id, folder)
+def deliver_files(bench: Bench, table: type, row_id: str, folder: str) -> None:
+    """Upload files and record them, as a job does when it publishes."""
+    entry = job_files(bench).upload(table, row_id, folder)
     with db.writing(bench.settings) as session:
-        stored.save_stored(session, stored.KINDS[table], row_id, kept)
+        stored.save_stored(session, stored.KINDS[table], row_id, entry)
 
 
 def job_files(bench: Bench) -> child_files.JobFiles:
@@ -114,7 +117,7 @@ def job_files(bench: Bench) -> child_files.JobFiles:
 
 
 def test_a_kill_between_delivery_and_publishing_loses_nothing(pair: tuple[Bench, Bench]) -> None:
-    """What was delivered is not yet meant by the row; the next attempt delivers the same and publishes it."""
+    """The row does not refer to the delivered files yet; the next attempt delivers them again and publishes them."""
     first, other = pair
     base = tiny(first)
     path = row(first, Base, base).path
@@ -123,7 +126,7 @@ def test_a_kill_between_delivery_and_publishing_loses_nothing(pair: tuple[Bench,
         assert stored.stored_entry(session, base) is None
     with pytest.raises(Unavailable, match="neither on this machine nor in the store"):
         files(other).local(row(other, Base, base))
-    child_deliver(first, Base, base, path)
+    deliver_files(first, Base, base, path)
     assert Path(files(other).local(row(other, Base, base))).is_relative_to(other.settings.home)
 
 
@@ -134,29 +137,31 @@ def test_a_base_outside_of_the_home_comes_into_the_other_home(pair: tuple[Bench,
     shutil.copytree(row(first, Base, base).path, outside)
     with db.writing(first.settings) as session:
         session.get_one(Base, base).path = str(outside)
-    child_deliver(first, Base, base, str(outside))
+    deliver_files(first, Base, base, str(outside))
     assert read_key(outside) == "", "someone's own folder is left as it is"
     assert files(first).local(row(first, Base, base)) == str(outside)
     shutil.rmtree(outside)
     assert files(other).local(row(other, Base, base)) == str(other.settings.home / "models" / base)
 
 
-def test_a_path_that_ends_above_itself_comes_into_a_place_of_its_own(pair: tuple[Bench, Bench], tmp_path: Path) -> None:
+def test_a_path_that_ends_above_itself_comes_into_a_folder_of_its_own(
+    pair: tuple[Bench, Bench], tmp_path: Path
+) -> None:
     first, other = pair
     path = tmp_path / "elsewhere" / "folder" / ".."
     (tmp_path / "elsewhere" / "folder").mkdir(parents=True)
     (path / "config.json").write_text("{}")
     path_id = stored.path_id(first.settings, path)
-    kept = files(first).upload(stored.UPLOADS, path_id, path)
+    entry = files(first).upload(stored.UPLOADS, path_id, path)
     with db.writing(first.settings) as session:
-        stored.save_stored(session, stored.UPLOADS, path_id, kept)
+        stored.save_stored(session, stored.UPLOADS, path_id, entry)
     shutil.rmtree(tmp_path / "elsewhere")
-    mine = other.settings.home / "uploads" / "someone" / "texts.jsonl"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("{}")
-    brought = Path(job_files(other).download_path(str(path)))
-    assert (brought / "config.json").exists() and brought.parent.name == path_id
-    assert mine.exists(), "another's upload is not of that folder"
+    other_upload = other.settings.home / "uploads" / "someone" / "texts.jsonl"
+    other_upload.parent.mkdir(parents=True)
+    other_upload.write_text("{}")
+    downloaded = Path(job_files(other).download_path(str(path)))
+    assert (downloaded / "config.json").exists() and downloaded.parent.name == path_id
+    assert other_upload.exists(), "another's upload is not of that folder"
 
 
 def test_the_shipped_head_is_compared_and_never_travels(pair: tuple[Bench, Bench]) -> None:
@@ -200,8 +205,8 @@ def test_uploads_of_jobs_that_ended_badly_go_from_the_store_with_time(pair: tupl
     job = submit(upload(first, TEXTS), settings=first.settings)
     assert open_store(first.settings.store).names("uploads")
     with db.writing(first.settings) as session:
-        stamp = session.query(Stored).one()
-        stamp.created_at = stamp.created_at.replace(year=2020)
+        entry = session.query(Stored).one()
+        entry.created_at = entry.created_at.replace(year=2020)
     assert retention.clean(first.settings)["uploads"].count == 0, "its job waits"
     with db.writing(first.settings) as session:
         session.get_one(type(job), job.id).state = "FAILED"
@@ -237,7 +242,7 @@ def test_processes_that_need_the_same_files_fetch_them_once(
 ) -> None:
     first, other = pair
     base = tiny(first)
-    child_deliver(first, Base, base, row(first, Base, base).path)
+    deliver_files(first, Base, base, row(first, Base, base).path)
     fetched, store = [], open_store(first.settings.store)
     real = store.get_folder
 

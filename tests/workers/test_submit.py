@@ -1,4 +1,4 @@
-"""Submitting: output rows and names, what waits for what, checks before anything is stored, clone and retry."""
+"""Submitting: output rows and names, dependencies between jobs, checks before anything is stored, clone and retry."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,15 +22,15 @@ Submit = Callable[..., Job]
 
 
 @pytest.fixture
-def away(home: Settings, tmp_path: Path) -> Settings:
-    """A home whose broker is not there: every submit must work all the same."""
+def offline(home: Settings, tmp_path: Path) -> Settings:
+    """A home without a broker: every submit must still work."""
     return replace(home, redis_url=f"redis+socket://{tmp_path}/none.sock")
 
 
 @pytest.fixture
-def ready(away: Settings) -> dict[str, str]:
+def ready(offline: Settings) -> dict[str, str]:
     """Ids of a ready base, prompt set and conversations."""
-    with db.writing(away) as session:
+    with db.writing(offline) as session:
         rows = [
             Base(name="tiny", source="folder", location="/x", path="/x", state="ready"),
             Dataset(name="prompts", kind="prompts", path="/p", state="ready"),
@@ -41,10 +41,10 @@ def ready(away: Settings) -> dict[str, str]:
         return {row.name: row.id for row in rows}
 
 
-def test_a_submitted_job_is_stored_with_its_output_even_without_a_broker(away: Settings) -> None:
-    job = submit(ImportPrompts(path="/tmp/my file.jsonl"), settings=away, experiment="first")
+def test_a_submitted_job_is_stored_with_its_output_even_without_a_broker(offline: Settings) -> None:
+    job = submit(ImportPrompts(path="/tmp/my file.jsonl"), settings=offline, experiment="first")
     assert (job.state, job.queue, job.kind, job.published_at) == ("QUEUED", "io", "import_prompts", None)
-    with db.reading(away) as session:
+    with db.reading(offline) as session:
         row = session.get_one(Dataset, job.request["dataset_id"])
         assert (row.name, row.state, row.job_id, row.kind) == ("my file", "pending", job.id, "prompts")
         assert session.get_one(Experiment, job.experiment_id).name == "first" == job_experiment(session, row)
@@ -56,91 +56,93 @@ def job_experiment(session: Any, row: Dataset) -> str:
 
 
 def test_a_row_that_never_held_anything_is_in_no_list_gives_its_name_and_is_filled_by_a_retry(
-    away: Settings, ready: dict[str, str]
+    offline: Settings, ready: dict[str, str]
 ) -> None:
     def listed() -> list[str]:
-        with db.reading(away) as session:
+        with db.reading(offline) as session:
             return [row.name for row in (*queries.datasets(session), *queries.checkpoints(session))]
 
     before = listed()
-    imported = submit(ImportPrompts(path="/tmp/a.jsonl"), name="mine", settings=away)
-    training = submit(Train("medusa", ready["tiny"], ready["answers"]), name="heads", settings=away)
+    imported = submit(ImportPrompts(path="/tmp/a.jsonl"), name="mine", settings=offline)
+    training = submit(Train("medusa", ready["tiny"], ready["answers"]), name="heads", settings=offline)
     assert sorted(listed()) == sorted([*before, "mine", "heads"])
     for job in (imported, training):
-        submitting.request_cancel(job.id, away)
+        submitting.request_cancel(job.id, offline)
     assert listed() == before
-    again = submit(ImportPrompts(path="/tmp/a.jsonl"), name="mine", settings=away)
-    retried = submitting.retry(imported.id, away)
+    again = submit(ImportPrompts(path="/tmp/a.jsonl"), name="mine", settings=offline)
+    retried = submitting.retry(imported.id, offline)
     assert retried.request["dataset_id"] == imported.request["dataset_id"]
     assert sorted(listed()) == sorted([*before, "mine", "mine (not finished)"])
     for job in (again, imported):
-        submitting.request_cancel(job.id, away)
-    with db.writing(away) as session:
+        submitting.request_cancel(job.id, offline)
+    with db.writing(offline) as session:
         assert changes.dependents(session, session.get_one(Job, training.id)) == []
-        changes.delete(session, away, session.get_one(Job, training.id))
+        changes.delete(session, offline, session.get_one(Job, training.id))
         assert session.get(Checkpoint, training.request["checkpoint_id"]) is None, "it goes with its job"
 
 
-def test_made_up_names_get_a_number_and_given_ones_must_be_free(away: Settings) -> None:
+def test_default_names_get_a_number_and_chosen_ones_must_be_free(offline: Settings) -> None:
     request = ImportPrompts(path="/tmp/a.jsonl")
-    made = [submit(request, settings=away) for _ in range(3)]
-    assert [job.name for job in made] == ["Import a", "Import a-2", "Import a-3"]
+    imports = [submit(request, settings=offline) for _ in range(3)]
+    assert [job.name for job in imports] == ["Import a", "Import a-2", "Import a-3"]
     with pytest.raises(Conflict, match="'a-2'"):
-        submit(request, name="a-2", settings=away)
-    with db.reading(away) as session:
+        submit(request, name="a-2", settings=offline)
+    with db.reading(offline) as session:
         assert session.query(Job).count() == 3, "a refused request leaves nothing"
-    liked = [submit(request, like="mine", settings=away) for _ in range(2)]
-    assert [job.name for job in liked] == ["Import mine", "Import mine-2"]
+    suggested = [submit(request, like="mine", settings=offline) for _ in range(2)]
+    assert [job.name for job in suggested] == ["Import mine", "Import mine-2"]
 
 
-def test_sizes_that_do_not_fit_the_base_are_refused_at_submit(away: Settings, ready: dict[str, str]) -> None:
-    with db.writing(away) as session:
+def test_sizes_that_do_not_fit_the_base_are_refused_at_submit(offline: Settings, ready: dict[str, str]) -> None:
+    with db.writing(offline) as session:
         card = {"layers": 4, "hidden_size": 32, "heads": 4, "kv_heads": 2, "max_length": 512}
         session.get_one(Base, ready["tiny"]).card = card
-    for settings, words in (
+    for settings, message in (
         ({"draft_num_layers": 5}, "draft_num_layers: expected 1 to 4 for this base, got 5"),
         ({"draft_hidden_size": 64}, "draft_hidden_size: pruning this base gives at most 32, got 64"),
         ({"max_length": 513}, "max_length: this base takes at most 512 tokens, got 513"),
     ):
-        with pytest.raises(BadInput, match=words):
-            submit(Train("draft", ready["tiny"], ready["answers"], settings), settings=away)
-    given = {"draft_path": "/x", "draft_num_layers": 5}  # a draft that is there keeps its shape
-    assert submit(Train("draft", ready["tiny"], ready["answers"], given), settings=away).state == "QUEUED"
+        with pytest.raises(BadInput, match=message):
+            submit(Train("draft", ready["tiny"], ready["answers"], settings), settings=offline)
+    existing_draft = {"draft_path": "/x", "draft_num_layers": 5}  # an existing draft keeps its shape
+    assert submit(Train("draft", ready["tiny"], ready["answers"], existing_draft), settings=offline).state == "QUEUED"
 
 
-def test_every_quickstart_gives_its_checkpoint_a_short_name_of_its_own(away: Settings, ready: dict[str, str]) -> None:
-    chains = [submit_quickstart(away, "tiny") for _ in range(2)]
-    with db.reading(away) as session:
+def test_every_quickstart_gives_its_checkpoint_a_short_name_of_its_own(
+    offline: Settings, ready: dict[str, str]
+) -> None:
+    chains = [submit_quickstart(offline, "tiny") for _ in range(2)]
+    with db.reading(offline) as session:
         names = [session.get_one(Checkpoint, chain.checkpoint_id).name for chain in chains]
     assert names == ["guided", "guided-2"]
 
 
-def test_a_job_waits_for_whatever_makes_its_inputs(away: Settings, ready: dict[str, str]) -> None:
-    prompts = submit(ImportPrompts(path="/tmp/a.jsonl"), settings=away)
-    answers = submit(GenerateData(source_id=prompts.request["dataset_id"], base_id=ready["tiny"]), settings=away)
+def test_a_job_waits_for_whatever_makes_its_inputs(offline: Settings, ready: dict[str, str]) -> None:
+    prompts = submit(ImportPrompts(path="/tmp/a.jsonl"), settings=offline)
+    answers = submit(GenerateData(source_id=prompts.request["dataset_id"], base_id=ready["tiny"]), settings=offline)
     request = Train(method="medusa", base_id=ready["tiny"], dataset_id=answers.request["dataset_id"])
-    trained = submit(request, settings=away)
+    trained = submit(request, settings=offline)
     checkpoint_id = trained.request["checkpoint_id"]
-    measured = submit(Evaluate(base_id=ready["tiny"], checkpoint_id=checkpoint_id), settings=away)
+    measured = submit(Evaluate(base_id=ready["tiny"], checkpoint_id=checkpoint_id), settings=offline)
     assert [j.after_id for j in (prompts, answers, trained, measured)] == [None, prompts.id, answers.id, trained.id]
     assert measured.name == f"Evaluate tiny@medusa-{answers.name.removeprefix('Generate ')}"
 
 
-def test_a_training_waits_for_one_of_its_sets_and_no_more(away: Settings, ready: dict[str, str]) -> None:
-    first, second = (submit(ImportPrompts(path=f"/tmp/{name}.jsonl"), settings=away) for name in "ab")
-    made = [
-        submit(GenerateData(source_id=job.request["dataset_id"], base_id=ready["tiny"]), settings=away)
+def test_a_training_waits_for_one_of_its_sets_and_no_more(offline: Settings, ready: dict[str, str]) -> None:
+    first, second = (submit(ImportPrompts(path=f"/tmp/{name}.jsonl"), settings=offline) for name in "ab")
+    generations = [
+        submit(GenerateData(source_id=job.request["dataset_id"], base_id=ready["tiny"]), settings=offline)
         for job in (first, second)
     ]
-    one, other = (job.request["dataset_id"] for job in made)
-    asked = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"], more_dataset_ids=[one])
-    assert submit(asked, settings=away).after_id == made[0].id
+    one, other = (job.request["dataset_id"] for job in generations)
+    request = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"], more_dataset_ids=[one])
+    assert submit(request, settings=offline).after_id == generations[0].id
     with pytest.raises(Conflict, match="wait until all but one are ready"):
-        submit(asked.changed(more_dataset_ids=[one, other]), settings=away)
+        submit(request.changed(more_dataset_ids=[one, other]), settings=offline)
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "error", "message"),
     [
         ({"base_id": "f" * 32}, NotFound, "model"),
         ({"dataset_id": "f" * 32}, NotFound, "dataset"),
@@ -150,58 +152,58 @@ def test_a_training_waits_for_one_of_its_sets_and_no_more(away: Settings, ready:
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_stored(
-    away: Settings, ready: dict[str, str], change: dict[str, Any], error: type[SpeculoosError], words: str
+    offline: Settings, ready: dict[str, str], change: dict[str, Any], error: type[SpeculoosError], message: str
 ) -> None:
     good = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"])
-    with pytest.raises(error, match=words):
-        submit(good.changed(**change), settings=away)
-    with db.reading(away) as session:
+    with pytest.raises(error, match=message):
+        submit(good.changed(**change), settings=offline)
+    with db.reading(offline) as session:
         assert session.query(Job).count() == 0 and session.query(Checkpoint).count() == 0
 
 
-def test_an_input_whose_job_failed_is_refused_with_the_way_out(away: Settings, ready: dict[str, str]) -> None:
-    job = submit(ImportPrompts(path="/tmp/a.jsonl"), settings=away)
-    with db.writing(away) as session:
+def test_an_input_whose_job_failed_is_refused_with_the_way_out(offline: Settings, ready: dict[str, str]) -> None:
+    job = submit(ImportPrompts(path="/tmp/a.jsonl"), settings=offline)
+    with db.writing(offline) as session:
         attempt = jobs.claim(session, job.id, "me", 30)
         jobs.fail(session, job.id, attempt, "bad_input", "no prompt")
     with pytest.raises(Conflict, match="retry the job that makes it"):
-        submit(GenerateData(source_id=job.request["dataset_id"], base_id=ready["tiny"]), settings=away)
-    assert submitting.retry(job.id, away).state == "QUEUED"
-    asked = submit(GenerateData(source_id=job.request["dataset_id"], base_id=ready["tiny"]), settings=away)
-    assert asked.after_id == job.id
+        submit(GenerateData(source_id=job.request["dataset_id"], base_id=ready["tiny"]), settings=offline)
+    assert submitting.retry(job.id, offline).state == "QUEUED"
+    generation = submit(GenerateData(source_id=job.request["dataset_id"], base_id=ready["tiny"]), settings=offline)
+    assert generation.after_id == job.id
 
 
-def test_generation_needs_someone_who_answers(away: Settings, ready: dict[str, str]) -> None:
+def test_generation_needs_someone_who_answers(offline: Settings, ready: dict[str, str]) -> None:
     with pytest.raises(BadInput, match="the model that generates"):
-        submit(GenerateData(source_id=ready["prompts"]), settings=away)
-    job = submit(GenerateData(source_id=ready["prompts"], endpoint="team"), settings=away)
+        submit(GenerateData(source_id=ready["prompts"]), settings=offline)
+    job = submit(GenerateData(source_id=ready["prompts"], endpoint="team"), settings=offline)
     assert job.queue == "io", "an endpoint needs no device"
 
 
-def test_a_clone_asks_the_same_with_an_output_of_its_own(away: Settings, ready: dict[str, str]) -> None:
+def test_a_clone_asks_the_same_with_an_output_of_its_own(offline: Settings, ready: dict[str, str]) -> None:
     request = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"], settings={"lr": 0.1})
-    first = submit(request, name="heads", settings=away)
-    second = submitting.clone(first.id, settings=away)
+    first = submit(request, name="heads", settings=offline)
+    second = submitting.clone(first.id, settings=offline)
     assert second.request["settings"] == {"lr": 0.1}
     assert second.request["checkpoint_id"] != first.request["checkpoint_id"]
-    with db.reading(away) as session:
+    with db.reading(offline) as session:
         assert queries.find_checkpoint(session, "tiny@medusa-answers").job_id == second.id
 
 
-def test_the_name_starter_belongs_to_the_starter(away: Settings) -> None:
+def test_the_name_starter_belongs_to_the_starter(offline: Settings) -> None:
     with pytest.raises(Conflict, match="starter"):
-        submit(FetchModel(source="hub", location="a/b"), name="starter", settings=away)
-    job = submit(FetchModel(source="hub", location="Org/Model-1.5B"), settings=away)
+        submit(FetchModel(source="hub", location="a/b"), name="starter", settings=offline)
+    job = submit(FetchModel(source="hub", location="Org/Model-1.5B"), settings=offline)
     assert job.name == "Fetch Org/Model-1.5B"
-    folder = submit(FetchModel(source="folder", location="/models/Model-1.5B/"), settings=away)
+    folder = submit(FetchModel(source="folder", location="/models/Model-1.5B/"), settings=offline)
     assert folder.name == "Fetch Model-1.5B"
 
 
-def test_the_starter_is_submitted_once_and_a_folder_of_its_name_gets_another(away: Settings, tmp_path: Path) -> None:
-    submit(FetchModel(source="starter", location="starter"), settings=away)
+def test_the_starter_is_submitted_once_and_a_folder_of_its_name_gets_another(offline: Settings, tmp_path: Path) -> None:
+    submit(FetchModel(source="starter", location="starter"), settings=offline)
     with pytest.raises(Conflict, match="starter"):
-        submit(FetchModel(source="starter", location="starter"), settings=away)
-    folder = submit(FetchModel(source="folder", location=str(tmp_path / "starter")), settings=away)
+        submit(FetchModel(source="starter", location="starter"), settings=offline)
+    folder = submit(FetchModel(source="folder", location=str(tmp_path / "starter")), settings=offline)
     assert folder.name == "Fetch starter-2"
 
 
@@ -227,28 +229,30 @@ def test_unknown_kinds_and_fields_are_bad_input() -> None:
     assert set(REQUESTS) >= {"fetch_model", "import_prompts", "generate_data", "train", "evaluate"}
 
 
-def test_a_system_prompt_for_a_base_without_a_chat_template_is_refused(away: Settings, ready: dict[str, str]) -> None:
-    with db.writing(away) as session:
+def test_a_system_prompt_for_a_base_without_a_chat_template_is_refused(
+    offline: Settings, ready: dict[str, str]
+) -> None:
+    with db.writing(offline) as session:
         session.get_one(Base, ready["tiny"]).card = {"chat_template": False}
-    asked = GenerateData(source_id=ready["prompts"], base_id=ready["tiny"], system_prompt="Be brief.")
-    served = asked.changed(endpoint="mine", api="completions")
-    for request in (asked, served):
+    local = GenerateData(source_id=ready["prompts"], base_id=ready["tiny"], system_prompt="Be brief.")
+    served = local.changed(endpoint="mine", api="completions")
+    for request in (local, served):
         with pytest.raises(Unsupported, match="“tiny” has no chat template, so it cannot take a system prompt"):
-            submit(request, settings=away)
-    with db.reading(away) as session:
+            submit(request, settings=offline)
+    with db.reading(offline) as session:
         assert not session.query(Job).count()
-    submit(asked.changed(system_prompt=""), settings=away)
-    submit(asked.changed(endpoint="mine"), settings=away)
+    submit(local.changed(system_prompt=""), settings=offline)
+    submit(local.changed(endpoint="mine"), settings=offline)
 
 
 @pytest.mark.parametrize(("layers", "kinds"), [(4, ["train", "evaluate"]), (7, ["train", "evaluate", "export"])])
 def test_a_guided_run_ends_with_an_export_that_servers_can_load(
-    away: Settings, ready: dict[str, str], layers: int, kinds: list[str]
+    offline: Settings, ready: dict[str, str], layers: int, kinds: list[str]
 ) -> None:
     """With fewer than seven layers the three that EAGLE-3 reads by default are not distinct."""
-    with db.writing(away) as session:
+    with db.writing(offline) as session:
         base = session.get_one(Base, ready["tiny"])
         base.card = {**(base.card or {}), "layers": layers}
-    chain = submit_quickstart(away, "tiny")
-    with db.reading(away) as session:
+    chain = submit_quickstart(offline, "tiny")
+    with db.reading(offline) as session:
         assert [session.get_one(Job, job_id).kind for job_id in chain.job_ids][-len(kinds) :] == kinds

@@ -20,7 +20,7 @@ from workers.timing import JobTiming
 
 
 def run(home: Settings, request: ImportPrompts) -> Dataset:
-    """Submit, claim and do the job, as a worker would; the dataset's row."""
+    """Submit, claim and run the job, as a worker would; return the dataset's row."""
     job = submit(request, settings=home)
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
@@ -40,9 +40,9 @@ def test_a_suite_is_a_data_set_with_its_name(home: Settings, tmp_path: Path) -> 
 
 def test_without_a_file_the_hub_is_asked_and_says_what_else_helps(home: Settings) -> None:
     """HF_HUB_OFFLINE is set in tests."""
-    with pytest.raises(Unavailable, match=r"GSM8K could not be downloaded\..*not used while HF_HUB_OFFLINE") as refused:
+    with pytest.raises(Unavailable, match=r"GSM8K could not be downloaded\..*not used while HF_HUB_OFFLINE") as error:
         run(home, ImportPrompts(path="", suite="gsm8k"))
-    assert "Use its file instead: test.jsonl" in refused.value.hint
+    assert "Use its file instead: test.jsonl" in error.value.hint
     with pytest.raises(BadInput, match="Spec-Bench cannot be downloaded from the Hub"):
         run(home, ImportPrompts(path="", suite="spec_bench"))
 

@@ -1,5 +1,5 @@
-"""A training's metrics at trackers, told by the real threads: what fails, hangs or is missing costs one line in the
-log. A killed training that goes on at TensorBoard is in test_training_killed."""
+"""The real threads send a training's metrics to trackers. A tracker that fails, hangs or is missing costs one line in
+the log. test_training_killed covers a killed training that continues in TensorBoard."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import accelerate.tracking as theirs
+import accelerate.tracking as accelerate_tracking
 import pytest
 from accelerate.state import PartialState
 from accelerate.utils import LoggerType
@@ -30,17 +30,17 @@ SECRET = "the-key-of-wandb-0123456789"
 SHOWN = "shown as it is"
 
 
-class Kept(theirs.GeneralTracker):
-    """A tracker of accelerate's form that keeps what it is told, and does what the test makes of it."""
+class Kept(accelerate_tracking.GeneralTracker):
+    """A tracker with accelerate's interface that records what it gets and calls `on_log` at each log."""
 
     name, requires_logging_directory = "wandb", False
-    made: list["Kept"] = []
-    act: Callable[[], None] = staticmethod(lambda: None)
+    instances: list["Kept"] = []
+    on_log: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, project: str, **options: Any):
         super().__init__()
-        self.options, self.told, self.config, self.ended = options, [], None, False
-        Kept.made.append(self)
+        self.options, self.logged, self.config, self.ended = options, [], None, False
+        Kept.instances.append(self)
 
     @property
     def tracker(self) -> "Kept":
@@ -50,8 +50,8 @@ class Kept(theirs.GeneralTracker):
         self.config = values
 
     def log(self, values: dict[str, float], step: int | None = None, **_: Any) -> None:
-        Kept.act()
-        self.told.append((step, values))
+        Kept.on_log()
+        self.logged.append((step, values))
 
     def finish(self) -> None:
         self.ended = True
@@ -59,11 +59,11 @@ class Kept(theirs.GeneralTracker):
 
 @pytest.fixture
 def context(home: Settings, monkeypatch: pytest.MonkeyPatch) -> JobContext:
-    """Of a training that has begun, in an installation that tells W&B, whose place `Kept` takes."""
+    """The context of a running training with W&B as tracker, which `Kept` replaces."""
     PartialState(cpu=True)
-    Kept.made, Kept.act = [], staticmethod(lambda: None)
-    monkeypatch.setitem(theirs.LOGGER_TYPE_TO_CLASS, "wandb", Kept)
-    monkeypatch.setattr(theirs, "_available_trackers", [LoggerType.WANDB])
+    Kept.instances, Kept.on_log = [], staticmethod(lambda: None)
+    monkeypatch.setitem(accelerate_tracking.LOGGER_TYPE_TO_CLASS, "wandb", Kept)
+    monkeypatch.setattr(accelerate_tracking, "_available_trackers", [LoggerType.WANDB])
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     for name in trackers.tracker_environment(home):
         monkeypatch.setenv(name, SHOWN)
@@ -72,8 +72,8 @@ def context(home: Settings, monkeypatch: pytest.MonkeyPatch) -> JobContext:
         base = Base(name="b", source="folder", location="/x", path="/x", state="ready")
         data = Dataset(name="d", kind="conversations", path="/d", rows=9, state="ready")
         session.add_all([base, data])
-    asked = Train(method="medusa", base_id=base.id, dataset_id=data.id, settings={"max_steps": 9})
-    return attempt(settings, submit(asked, name="my heads", settings=settings).id)
+    request = Train(method="medusa", base_id=base.id, dataset_id=data.id, settings={"max_steps": 9})
+    return attempt(settings, submit(request, name="my heads", settings=settings).id)
 
 
 def attempt(settings: Settings, job_id: str) -> JobContext:
@@ -83,7 +83,7 @@ def attempt(settings: Settings, job_id: str) -> JobContext:
     return JobContext(settings, job_id, number, JobTiming())
 
 
-def say(context: JobContext, *steps: int) -> None:
+def log_steps(context: JobContext, *steps: int) -> None:
     for step in steps:
         context.metrics(step, {"train/loss": 1 / (step + 1), "train/odd": float("nan")})
 
@@ -94,45 +94,45 @@ def warnings(context: JobContext) -> list[str]:
         return [line.message for line in reports.logs(session, context.job_id) if line.level == "warning"]
 
 
-def test_a_run_is_told_everything_under_its_name_and_an_attempt_goes_on_with_it(context: JobContext) -> None:
+def test_a_run_gets_all_metrics_under_its_name_and_the_next_attempt_continues_it(context: JobContext) -> None:
     with tracking_metrics(context, {"lr": 0.1, "layers": [1, 2], "none": None, "base": "b"}):
-        say(context, 1, 2, 3)
+        log_steps(context, 1, 2, 3)
     context.flush()
-    first = Kept.made[0]
+    first = Kept.instances[0]
     assert first.options["id"] == context.job_id and first.options["name"] == "Train my heads"
     assert first.config == {"lr": 0.1, "layers": "[1, 2]", "base": "b"} and first.ended
-    assert first.told == [(step, {"train/loss": 1 / (step + 1)}) for step in (1, 2, 3)]
+    assert first.logged == [(step, {"train/loss": 1 / (step + 1)}) for step in (1, 2, 3)]
     note = context.settings.trackers_folder / "notes" / f"{context.job_id}-wandb.json"
     assert json.loads(note.read_text()) == {"run": f"Train-my-heads-{context.job_id[:12]}"}
     with db.writing(context.settings) as session:
         jobs.interrupt(session, context.job_id, context.attempt, "killed")
     again = attempt(context.settings, context.job_id)
     with tracking_metrics(again, {"lr": 0.1}, resumed=2):
-        say(again, 3, 4)
-    assert Kept.made[1].config is None, "its settings are there"
-    assert Kept.made[1].options == first.options
-    assert [step for step, _ in Kept.made[1].told] == [1, 2, 3, 4], (
+        log_steps(again, 3, 4)
+    assert Kept.instances[1].config is None, "its settings are there"
+    assert Kept.instances[1].options == first.options
+    assert [step for step, _ in Kept.instances[1].logged] == [1, 2, 3, 4], (
         "what may be missing, from the rows; then what is new"
     )
 
 
-def test_tensorboard_forgets_what_a_killed_attempt_told_of_later_steps(context: JobContext) -> None:
+def test_tensorboard_drops_the_later_steps_of_a_killed_attempt(context: JobContext) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    theirs._available_trackers.append(LoggerType.TENSORBOARD)
+    accelerate_tracking._available_trackers.append(LoggerType.TENSORBOARD)
     context.settings = replace(context.settings, trackers=("tensorboard",))
     folder = context.settings.trackers_folder / "tensorboard" / f"Train-my-heads-{context.job_id[:12]}"
 
     def losses() -> dict[int, float]:
         if not folder.is_dir():
             return {}
-        found = reader.EventAccumulator(str(folder), {reader.SCALARS: 0}).Reload()
-        points = found.Scalars("train/loss") if "train/loss" in found.Tags()["scalars"] else []
+        events = reader.EventAccumulator(str(folder), {reader.SCALARS: 0}).Reload()
+        points = events.Scalars("train/loss") if "train/loss" in events.Tags()["scalars"] else []
         assert len(points) == len({point.step for point in points}), "every step once"
         return {point.step: point.value for point in points}
 
     killed = tracking_metrics(context, {"lr": 0.1, "layers": [1]})
     killed.__enter__()
-    say(context, *range(1, 7))
+    log_steps(context, *range(1, 7))
     wait_until(lambda: set(losses()) == set(range(1, 7)), 180, "TensorBoard's file")
     context.flush()
     with db.writing(context.settings) as session:
@@ -150,13 +150,13 @@ def test_a_tracker_that_fails_costs_one_line_without_a_secret(context: JobContex
     def fail() -> None:
         raise ConnectionError(f"wandb.example refused {SECRET}\nand more")
 
-    Kept.act = staticmethod(fail)
+    Kept.on_log = staticmethod(fail)
     with tracking_metrics(context, {}):
-        say(context, 1)
+        log_steps(context, 1)
         time.sleep(0.3)
-        say(context, 2, 3)
-    said = warnings(context)
-    assert said == ["Weights & Biases gets no more metrics of this training: wandb.example refused •••."]
+        log_steps(context, 2, 3)
+    messages = warnings(context)
+    assert messages == ["Weights & Biases gets no more metrics of this training: wandb.example refused •••."]
     with db.reading(context.settings) as session:
         assert len(reports.metrics(session, context.job_id)["train/loss"]) == 3, "our own rows are whole"
 
@@ -165,9 +165,9 @@ def test_a_tracker_that_hangs_is_not_waited_for(context: JobContext, monkeypatch
     monkeypatch.setattr(trackers, "LAST_SECONDS", 0.3)
     monkeypatch.setattr(trackers, "WAITING", 5)
     released, ended = threading.Event(), []
-    Kept.act = staticmethod(lambda: ended.append(released.wait(30)))
+    Kept.on_log = staticmethod(lambda: ended.append(released.wait(30)))
     with tracking_metrics(context, {}):
-        say(context, *range(3))
+        log_steps(context, *range(3))
     assert not ended, "a training does not wait"
     released.set()
     assert warnings(context) == ["Weights & Biases gets no more metrics of this training: it does not respond."]
@@ -175,30 +175,30 @@ def test_a_tracker_that_hangs_is_not_waited_for(context: JobContext, monkeypatch
 
 def test_a_tracker_that_is_too_slow_is_left_behind(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "WAITING", 5)
-    Kept.act = staticmethod(lambda: time.sleep(0.2))
+    Kept.on_log = staticmethod(lambda: time.sleep(0.2))
     with tracking_metrics(context, {}):
-        say(context, *range(20))
+        log_steps(context, *range(20))
     assert warnings(context) == ["Weights & Biases gets no more metrics of this training: it is too slow."]
 
 
-def test_a_package_that_is_missing_is_said_once(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theirs, "_available_trackers", [])
+def test_a_missing_package_is_reported_once(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerate_tracking, "_available_trackers", [])
     with tracking_metrics(context, {}):
-        say(context, 1, 2)
-    assert len(said := warnings(context)) == 1 and "its package is not installed" in said[0]
+        log_steps(context, 1, 2)
+    assert len(messages := warnings(context)) == 1 and "its package is not installed" in messages[0]
 
 
-def test_nothing_is_told_and_nothing_written_by_default(context: JobContext) -> None:
+def test_nothing_is_sent_or_written_by_default(context: JobContext) -> None:
     context.settings = replace(context.settings, trackers=())
     with tracking_metrics(context, {}):
-        say(context, 1)
-    assert not Kept.made and not context.settings.trackers_folder.exists() and not warnings(context)
+        log_steps(context, 1)
+    assert not Kept.instances and not context.settings.trackers_folder.exists() and not warnings(context)
 
 
 def test_trackers_stay_at_home_unless_the_operator_says_otherwise(home: Settings) -> None:
-    known = trackers.tracker_environment(home)
-    assert known["WANDB_MODE"] == "offline"
-    assert str(home.home) in known["MLFLOW_TRACKING_URI"]
+    environment = trackers.tracker_environment(home)
+    assert environment["WANDB_MODE"] == "offline"
+    assert str(home.home) in environment["MLFLOW_TRACKING_URI"]
 
 
 def test_an_unknown_tracker_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_an_unknown_tracker_is_refused_by_its_name(tmp_path: Path) -> None:
 
 def test_runs_in_the_home_go_with_their_job(context: JobContext) -> None:
     with tracking_metrics(context, {}):
-        say(context, 1)
+        log_steps(context, 1)
     folder = context.settings.trackers_folder
     (folder / "tensorboard" / f"Train-my-heads-{context.job_id[:12]}").mkdir(parents=True)
     (folder / "tensorboard" / "another-0123456789ab").mkdir()
@@ -219,5 +219,5 @@ def test_runs_in_the_home_go_with_their_job(context: JobContext) -> None:
     with db.writing(context.settings) as session:
         paths = changes.delete(session, context.settings, session.get_one(Job, context.job_id), force=True)
     changes.remove_files(paths)
-    left = [path.name for path in folder.rglob("*") if path.name not in ("tensorboard", "notes")]
-    assert left == ["another-0123456789ab"]
+    names = [path.name for path in folder.rglob("*") if path.name not in ("tensorboard", "notes")]
+    assert names == ["another-0123456789ab"]

@@ -1,5 +1,4 @@
-"""A training job whose process and whose worker are killed in the middle ends as if nothing had happened; what it told
-TensorBoard too."""
+"""A training whose process and worker are killed ends as if nothing had happened, also in TensorBoard."""
 
 import os
 import signal
@@ -44,7 +43,7 @@ def test_a_training_survives_the_death_of_its_process_and_of_its_worker(bench: B
 
 
 def check_read_back(folder: Path, losses: list[tuple[int, float]]) -> None:
-    """TensorBoard's own reader finds there what the rows say, every step once, in the files of all attempts."""
+    """TensorBoard's own reader finds the losses of the rows in the files of all attempts, every step once."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = reader.EventAccumulator(str(folder), {reader.SCALARS: 0}).Reload().Scalars("train/loss")
-    assert [(each.step, pytest.approx(each.value, rel=1e-6)) for each in found] == losses
+    scalars = reader.EventAccumulator(str(folder), {reader.SCALARS: 0}).Reload().Scalars("train/loss")
+    assert [(each.step, pytest.approx(each.value, rel=1e-6)) for each in scalars] == losses

@@ -1,4 +1,4 @@
-"""Training that cannot be done ends in one sentence and a FAILED job whose page says what to change."""
+"""A training that cannot run is refused or fails with one message that says what to change."""
 
 import html
 import re
@@ -43,15 +43,15 @@ def train(settings: Settings, base_id: str, dataset_id: str, method: str = "medu
     return submit(request, settings=settings)
 
 
-def shown(bench: Bench, job: Job) -> str:
-    """The words at the top of a FAILED job's page, beginning with its error."""
+def error_text(bench: Bench, job: Job) -> str:
+    """The text at the top of a FAILED job's page, beginning with its error."""
     bench.wait(job.id, "FAILED")
     with db.reading(bench.settings) as session:
         row = session.get_one(Job, job.id)
         assert session.get_one(Checkpoint, row.request["checkpoint_id"]).state == "failed"
-        words = html.unescape(re.sub(r"<[^>]+>", " ", head(session, row)))
-    assert "Traceback" not in words and "unexpected" not in words.lower()
-    return " ".join(words.partition("×")[2].split())
+        text = html.unescape(re.sub(r"<[^>]+>", " ", head(session, row)))
+    assert "Traceback" not in text and "unexpected" not in text.lower()
+    return " ".join(text.partition("×")[2].split())
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,10 @@ def workbench(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     home = {"SPECULOOS_HOME": str(tmp_path_factory.mktemp("refusing") / "home")}
     settings = replace(load(home), redis_url=f"{broker}?virtual_host=2")
     migrate(settings)
-    made = Bench(settings, forked=True)
-    made.worker("gpu")
-    yield made
-    made.end()
+    bench = Bench(settings, forked=True)
+    bench.worker("gpu")
+    yield bench
+    bench.end()
 
 
 def test_data_of_another_tokenizer(workbench: Bench, tiny_base: Path, tmp_path: Path) -> None:
@@ -87,16 +87,16 @@ def test_data_and_bases_that_are_damaged(workbench: Bench, tiny_base: Path, tmp_
     shard = workbench.settings.home / "datasets" / data_id / "shard-00000.jsonl"
     whole = shard.read_text()
     shard.write_text("".join(whole.splitlines(keepends=True)[:10]))
-    said = shown(workbench, train(workbench.settings, base_id, data_id))
-    assert "dataset.json counts 60 rows, the shards hold 10. Make the dataset again" in said
+    text = error_text(workbench, train(workbench.settings, base_id, data_id))
+    assert "dataset.json counts 60 rows, the shards hold 10. Make the dataset again" in text
     shard.write_text(whole)
     flip(folder / "model.safetensors")
-    said = shown(workbench, train(workbench.settings, base_id, data_id))
-    assert "the weights changed: its sha256 differs from the added model's. Restore the original files" in said
+    text = error_text(workbench, train(workbench.settings, base_id, data_id))
+    assert "the weights changed: its sha256 differs from the added model's. Restore the original files" in text
 
 
 def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) -> None:
-    """A length that somebody typed is refused at submit; one of a recipe, or the default, is cut to the base's."""
+    """A typed length is refused at submit; that of a recipe and the default are reduced to the base's."""
     settings = workbench.settings
     base_id = add_base(settings, tiny_base, "short")
     data_id = add_answers(settings, base_id, "long")
@@ -114,12 +114,12 @@ def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) ->
     job = submit(request, settings=settings)
     workbench.wait(job.id, "SUCCEEDED")
     with db.reading(settings) as session:
-        found = session.get_one(Checkpoint, job.request["checkpoint_id"])
-        assert read_config(Path(found.path))["training"]["settings"]["max_length"] == 512
+        checkpoint = session.get_one(Checkpoint, job.request["checkpoint_id"])
+        assert read_config(Path(checkpoint.path))["training"]["settings"]["max_length"] == 512
 
 
 @pytest.mark.parametrize(
-    "family, sizes, sentence",
+    "family, sizes, message",
     [
         ("bert", {}, r"EAGLE-3 cannot be trained for “bert”: bert attends to later .*\. Choose another base model; .*"),
         (
@@ -130,17 +130,17 @@ def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) ->
     ],
 )
 def test_a_method_the_base_cannot_take(
-    workbench: Bench, tmp_path: Path, family: str, sizes: dict, sentence: str
+    workbench: Bench, tmp_path: Path, family: str, sizes: dict, message: str
 ) -> None:
     base_id = add_base(workbench.settings, make_tiny_base(tmp_path / family, family, **sizes), family)
     data_id = add_answers(workbench.settings, base_id, f"of {family}")
     with pytest.raises(Unsupported) as error:
         train(workbench.settings, base_id, data_id, "eagle3")
-    assert re.fullmatch(sentence, f"{error.value} {error.value.hint}")
+    assert re.fullmatch(message, f"{error.value} {error.value.hint}")
 
 
 def test_no_memory(bench: Bench, tmp_path: Path) -> None:
-    """The system gives the child no more than a little beyond its libraries. The next, smaller training works."""
+    """The child gets little memory beyond its libraries. The next, smaller training works."""
     wide = make_tiny_base(tmp_path / "wide", hidden_size=256, intermediate_size=64, vocab_size=20_000)
     base_id = add_base(bench.settings, wide, "wide")
     data_id = add_answers(bench.settings, base_id)
@@ -148,7 +148,7 @@ def test_no_memory(bench: Bench, tmp_path: Path) -> None:
     bench.worker("gpu")
     job = train(bench.settings, base_id, data_id, medusa_num_heads=16, held_out=0.0)
     small = train(bench.settings, base_id, data_id, medusa_num_heads=1, held_out=0.0, batch_tokens=128)
-    assert shown(bench, job) == (
+    assert error_text(bench, job) == (
         "Training ran out of memory. "
         "Lower batch_tokens, max_length or cache_features_mb, or choose base_dtype bfloat16."
     )
@@ -157,7 +157,7 @@ def test_no_memory(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, tmp_path: Path) -> None:
-    """The draft has no room; what was begun is removed, so the row can be written. Retried with room, it ends well."""
+    """The draft does not fit; its partial files are removed, so the row can be written. A retry with space works."""
     settings = replace(load({"SPECULOOS_HOME": str(small_disk / "home")}), redis_url=f"{broker}?virtual_host=3")
     db.upgrade(settings)
     base_id = add_base(settings, make_tiny_base(tmp_path / "wide", hidden_size=256, intermediate_size=64), "wide")
@@ -168,7 +168,7 @@ def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, 
     try:
         bench.worker("gpu")
         job = train(settings, base_id, dataset_id)
-        assert shown(bench, job) == (
+        assert error_text(bench, job) == (
             "Training stopped because the disk is full. "
             "Free some disk space, then retry: training resumes from the last saved state. Free up space"
         )

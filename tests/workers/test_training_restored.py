@@ -1,4 +1,4 @@
-"""A training that is backed up in the middle goes on in the restored home, from its last state to the same weights."""
+"""A training that is backed up midway resumes in the restored home from its last state, to the same weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,15 +34,15 @@ def test_a_training_goes_on_in_a_restored_home(bench: Bench, tiny_base: Path, tm
         second.worker("gpu")
         done = second.wait(job.id, "SUCCEEDED", 240)
         with db.reading(other) as session:
-            made = session.get_one(Checkpoint, done.request["checkpoint_id"])
+            checkpoint = session.get_one(Checkpoint, done.request["checkpoint_id"])
             resumed = [line.message for line in reports.logs(session, job.id) if line.message.startswith("Resumed")]
             losses = reports.metrics(session, job.id)["train/loss"]
     finally:
         second.end()
     assert (first.attempt, done.attempt) == (1, 2) and len(resumed) == 1, "it went on, it did not begin anew"
-    begun = int(resumed[0].rstrip(".").rpartition(" ")[2])
+    resumed_step = int(resumed[0].rstrip(".").rpartition(" ")[2])
     steps = [step for step, _ in losses]
-    assert steps == sorted(set(steps)) and {*range(1, 9), *range(begun + 1, STEPS + 1)} <= set(steps)
-    assert made.path.startswith(str(other.home))
+    assert steps == sorted(set(steps)) and {*range(1, 9), *range(resumed_step + 1, STEPS + 1)} <= set(steps)
+    assert checkpoint.path.startswith(str(other.home))
     with db.reading(bench.settings) as session:
-        assert made.sha256 == session.get_one(Checkpoint, made.id).sha256, "the same weights, byte for byte"
+        assert checkpoint.sha256 == session.get_one(Checkpoint, checkpoint.id).sha256, "the same weights, byte for byte"

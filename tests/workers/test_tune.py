@@ -1,4 +1,4 @@
-"""The job `tune`: what it finds, where it keeps it, and that an end in its midst leaves the checkpoint as it was."""
+"""The job `tune`: what it finds, where it stores it, and that a stopped tuning leaves the checkpoint unchanged."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def cycle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def add(settings: Settings, cycle: Path, folder: Path | None = None, wrong: bool = False) -> Checkpoint:
-    """The cycle base with heads that are always right, or never."""
+    """Add the cycle base with heads that are always right or, with `wrong`, never."""
     sha = weights_sha256(cycle)
     folder = make_heads(folder or settings.home / "checkpoints" / "heads" / "attempt-1", cycle, sha, wrong)
     base = Base(id="base", name="cycle", source="folder", location="", path=str(cycle), state="ready")
@@ -48,8 +48,8 @@ def add(settings: Settings, cycle: Path, folder: Path | None = None, wrong: bool
     return row
 
 
-def asked(**more) -> Tune:
-    return Tune(base_id="base", checkpoint_id="heads", **{"limit": 2, "max_tokens": 16, **more})
+def tune_request(**changes) -> Tune:
+    return Tune(base_id="base", checkpoint_id="heads", **{"limit": 2, "max_tokens": 16, **changes})
 
 
 def stored(settings: Settings) -> Checkpoint:
@@ -59,30 +59,30 @@ def stored(settings: Settings) -> Checkpoint:
 
 def test_the_fastest_tree_is_kept_with_where_it_was_found(begin, home, cycle):  # noqa: F811
     row = add(home, cycle)
-    request, context = begin(asked())
-    found = measure.run_tune(request, context)
-    kept = stored(home).figures
-    assert kept["tuned"] == {key: value for key, value in found.items() if key != "checkpoint_id"}
-    assert kept["speedup"] == 1.5, "what was measured stays"
-    assert not found["plain_is_faster"] and found["expected_speedup"] > 1 and found["kept"]
-    assert found["by_rank"][0][0] == 1.0 and found["verifications"] > 4
-    assert (found["dtype"], found["machine"]["device"], found["questions"]) == ("float32", "cpu", 2)
-    assert found["verdict"] == kept["tuning"] and json.dumps(found)
+    request, context = begin(tune_request())
+    result = measure.run_tune(request, context)
+    figures = stored(home).figures
+    assert figures["tuned"] == {key: value for key, value in result.items() if key != "checkpoint_id"}
+    assert figures["speedup"] == 1.5, "what was measured stays"
+    assert not result["plain_is_faster"] and result["expected_speedup"] > 1 and result["kept"]
+    assert result["by_rank"][0][0] == 1.0 and result["verifications"] > 4
+    assert (result["dtype"], result["machine"]["device"], result["questions"]) == ("float32", "cpu", 2)
+    assert result["verdict"] == figures["tuning"] and json.dumps(result)
     folder = Path(row.path)
     verify_sums(folder)
-    assert read_config(folder)["drafting"] == found["drafting"]
+    assert read_config(folder)["drafting"] == result["drafting"]
     base = load_base(cycle)
     drafter = make_drafter(Target(base, 64), load_draft(folder, base))
-    assert len(drafter.shape) == found["nodes"]
+    assert len(drafter.shape) == result["nodes"]
 
 
 def test_where_plain_decoding_is_faster_that_is_the_verdict_and_the_files_stay(begin, home, cycle):  # noqa: F811
     row = add(home, cycle, wrong=True)
     before = (Path(row.path) / "config.json").read_bytes()
-    request, context = begin(asked(dtype="bfloat16"))
-    found = measure.run_tune(request, context)
-    assert found["plain_is_faster"] and not found["drafting"] and not found["kept"]
-    assert "Plain decoding is faster" in stored(home).figures["tuning"] and found["dtype"] == "bfloat16"
+    request, context = begin(tune_request(dtype="bfloat16"))
+    result = measure.run_tune(request, context)
+    assert result["plain_is_faster"] and not result["drafting"] and not result["kept"]
+    assert "Plain decoding is faster" in stored(home).figures["tuning"] and result["dtype"] == "bfloat16"
     assert (Path(row.path) / "config.json").read_bytes() == before
 
 
@@ -90,16 +90,16 @@ def test_where_plain_decoding_is_faster_that_is_the_verdict_and_the_files_stay(b
 def test_files_are_left_as_they_are(begin, home, cycle, tmp_path, case):  # noqa: F811
     row = add(home, cycle, tmp_path / "installed" if case == "elsewhere" else None)
     before = (Path(row.path) / "config.json").read_bytes()
-    request, context = begin(asked(keep=case == "elsewhere"))
-    found = measure.run_tune(request, context)
-    assert found["drafting"] and not found["kept"]
+    request, context = begin(tune_request(keep=case == "elsewhere"))
+    result = measure.run_tune(request, context)
+    assert result["drafting"] and not result["kept"]
     assert (Path(row.path) / "config.json").read_bytes() == before and stored(home).figures["tuned"]
 
 
 def test_an_attempt_that_is_over_changes_nothing(begin, home, cycle):  # noqa: F811
     row = add(home, cycle)
     before = (Path(row.path) / "config.json").read_bytes()
-    request, context = begin(asked())
+    request, context = begin(tune_request())
     with db.writing(home) as session:
         jobs.interrupt(session, context.job_id, context.attempt, "away")
         jobs.claim(session, context.job_id, "another", 60)
@@ -110,7 +110,7 @@ def test_an_attempt_that_is_over_changes_nothing(begin, home, cycle):  # noqa: F
 
 def test_a_stop_ends_it_between_questions(begin, home, cycle):  # noqa: F811
     add(home, cycle)
-    request, context = begin(asked())
+    request, context = begin(tune_request())
     context.stop_requested = lambda: True
     with pytest.raises(Cancelled):
         measure.run_tune(request, context)
@@ -121,14 +121,14 @@ def test_a_stop_ends_it_between_questions(begin, home, cycle):  # noqa: F811
 def test_numbers_that_cannot_be_are_refused(home, cycle, numbers):
     add(home, cycle)
     with pytest.raises(BadInput):
-        submit(asked(**numbers), settings=home)
+        submit(tune_request(**numbers), settings=home)
 
 
 def test_a_killed_tuning_is_made_again(bench: Bench, cycle: Path) -> None:
     row = add(bench.settings, cycle)
     bench.worker("gpu")
     bench.reconciler()
-    job = submit(asked(limit=8, max_tokens=400), settings=bench.settings)
+    job = submit(tune_request(limit=8, max_tokens=400), settings=bench.settings)
     wait_until(lambda: 1 <= bench.job(job.id).done < 9 and bench.job(job.id).child, 240, "its first question")
     os.kill(bench.job(job.id).child["pid"], signal.SIGKILL)
     done: Job = bench.wait(job.id, "SUCCEEDED", 180)

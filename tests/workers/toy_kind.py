@@ -1,4 +1,4 @@
-"""A job kind in one file: counts words in files. `register(CountWords)` is its registration."""
+"""A job kind in one file that counts words. `register(CountWords)` registers it."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Literal

@@ -1,4 +1,4 @@
-"""What the training drills share: a small dataset, a training job on a tiny base, and a watch over its processes."""
+"""Helpers for training drills: a small dataset, a training job on a tiny base, and a watch over its processes."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def _conversation(number: int) -> dict[str, object]:
 
 
 class Watch:
-    """Looks all the time for processes that work on a job; `most` is how many there ever were at once."""
+    """Polls for the processes that work on a job; `most` is the highest number at once, `seen` all their pids."""
 
     def __init__(self, job_id: str):
         self.job_id, self.most, self.seen = job_id, 0, set[int]()
@@ -60,17 +60,17 @@ class Watch:
     def _look(self) -> None:
         while not self._end.wait(0.03):
             now = time.time()
-            found = [pid for pid in psutil.pids() if pid not in self._others and self._works(pid, now)]
-            self.most, self.seen = max(self.most, len(found)), self.seen | set(found)
+            working = [pid for pid in psutil.pids() if pid not in self._others and self._works(pid, now)]
+            self.most, self.seen = max(self.most, len(working)), self.seen | set(working)
 
     def _works(self, pid: int, now: float) -> bool:
-        """Others are remembered once they are old enough to have become what they are."""
+        """Whether the process works on the job. Others older than a second are remembered and skipped."""
         try:
             process = psutil.Process(pid)
             log = os.readlink(f"/proc/{pid}/fd/1")  # also a forked process is found by it
-            mine = os.path.basename(log).startswith(self.job_id) and os.getsid(pid) == pid
-            if not mine and now - process.create_time() > 1:
+            of_job = os.path.basename(log).startswith(self.job_id) and os.getsid(pid) == pid
+            if not of_job and now - process.create_time() > 1:
                 self._others.add(pid)
-            return mine and process.status() != psutil.STATUS_ZOMBIE
+            return of_job and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, OSError):
             return False

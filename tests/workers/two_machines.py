@@ -1,4 +1,4 @@
-"""Two machines as tests have them: homes of their own, one database, one broker, one store."""
+"""Two machines: separate homes, one database, one broker, one store."""
 
 import json
 from collections.abc import Sequence
@@ -19,22 +19,22 @@ TRAINING = {"epochs": 0.0, "max_steps": 12, "batch_tokens": 256, "max_length": 6
 
 
 def second(bench: Bench, home: Path, **environment: str) -> Bench:
-    """Another machine of the same database, broker and store."""
+    """Another machine with the same database, broker and store."""
     return Bench(replace(bench.settings, home=home), forked=bench.forked, **environment)
 
 
 def tiny(bench: Bench) -> str:
-    """A base that only this machine has."""
+    """Add a base that only this machine has; return its id."""
     base_id = new_id()
     folder = make_tiny_base(bench.settings.home / "models" / base_id)
     with db.writing(bench.settings) as session:
-        made = {"source": "gguf", "location": "x", "path": str(folder), "state": "ready"}
-        session.add(Base(id=base_id, name="tiny", weights_sha256=weights_sha256(folder), **made))
+        values = {"source": "gguf", "location": "x", "path": str(folder), "state": "ready"}
+        session.add(Base(id=base_id, name="tiny", weights_sha256=weights_sha256(folder), **values))
     return base_id
 
 
 def upload(bench: Bench, texts: Sequence[str]) -> ImportPrompts:
-    """A prompt file in this machine's uploads, as the pages take it."""
+    """A prompt file in this machine's uploads, where the pages put it."""
     file = bench.settings.home / "uploads" / "ab" / "texts.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
@@ -42,27 +42,29 @@ def upload(bench: Bench, texts: Sequence[str]) -> ImportPrompts:
 
 
 def prompts(bench: Bench, texts: Sequence[str]) -> str:
-    """The id of a prompt set that some worker imported."""
+    """Import these texts as a prompt set; return its id."""
     job = submit(upload(bench, texts), settings=bench.settings)
     bench.wait(job.id, "SUCCEEDED")
     return job.request["dataset_id"]
 
 
-def generation(bench: Bench, base_id: str, source_id: str, rows: int, **more: object) -> Job:
-    """Answers by the tiny base in shards of so many rows."""
-    asked = {"max_tokens": 12, "batch_size": 4, "temperature": 0.8, **more}
-    return submit(GenerateData(source_id=source_id, base_id=base_id, shard_rows=rows, **asked), settings=bench.settings)
+def generation(bench: Bench, base_id: str, source_id: str, rows: int, **changes: object) -> Job:
+    """Submit a generation with the tiny base in shards of `rows` rows."""
+    options = {"max_tokens": 12, "batch_size": 4, "temperature": 0.8, **changes}
+    return submit(
+        GenerateData(source_id=source_id, base_id=base_id, shard_rows=rows, **options), settings=bench.settings
+    )
 
 
-def training(bench: Bench, base_id: str, dataset_id: str, **more: object) -> Job:
-    """A short training of heads."""
-    settings = {**TRAINING, **more}
+def training(bench: Bench, base_id: str, dataset_id: str, **changes: object) -> Job:
+    """Submit a short training of heads."""
+    settings = {**TRAINING, **changes}
     request = Train(method="medusa", base_id=base_id, dataset_id=dataset_id, settings=settings)
     return submit(request, name="heads", settings=bench.settings)
 
 
 def files(bench: Bench) -> RowFiles:
-    """The files of rows, as this machine has them."""
+    """The files of rows on this machine."""
     return RowFiles(bench.settings, installed)
 
 
