@@ -1,4 +1,4 @@
-"""Model folders as somebody might make them who means harm, or does not know better."""
+"""Model folders made malicious or broken."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ ENDLESS = (
 
 
 def copy(folder: Path, to: Path) -> Path:
-    """A copy to spoil."""
+    """A copy of `folder`, for tests to modify."""
     return shutil.copytree(folder, to)
 
 
@@ -44,6 +44,6 @@ def pad_to(folder: Path, length: int) -> Path:
 
 
 def growing(folder: Path) -> Path:
-    """Let the tokenizer make a letter into ten, nine times over."""
+    """Let the tokenizer replace each o by ten, nine times in a row."""
     ten = {"type": "Replace", "pattern": {"String": "o"}, "content": "o" * 10}
     return put(folder, "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [ten] * 9})

@@ -1,4 +1,4 @@
-"""A process that asks one hub: the hub's library reads its address when it is imported, so each hub has its own."""
+"""A process that talks to one hub: huggingface_hub reads its address at import, so each hub needs its own process."""
 
 import json
 import os
@@ -22,26 +22,26 @@ for line in sys.stdin:
 
 
 class HubClient:
-    """`code` defines `work(*words)`, whose result or sentence `ask` gives. What it prints is in `said`."""
+    """`code` defines `work(*arguments)`; `ask` returns its result or error. What the process prints is in `said`."""
 
     def __init__(self, code: str, hub: str, home: Path, offline: bool = False):
         home.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": str(int(offline)), "HF_HOME": str(home)}
         env["HF_HUB_DISABLE_XET"] = "1"
-        self._said = home / "said"
-        with self._said.open("w") as said:
+        self._output = home / "said"
+        with self._output.open("w") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code + ANSWER],
                 **{"env": env, "cwd": CLONE, "text": True},
-                **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said},
+                **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": output},
             )
 
     @property
     def said(self) -> str:
-        return self._said.read_text()
+        return self._output.read_text()
 
-    def ask(self, *words: object) -> dict:
-        self._process.stdin.write(json.dumps(words, default=str) + "\n")
+    def ask(self, *arguments: object) -> dict:
+        self._process.stdin.write(json.dumps(arguments, default=str) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, self.said

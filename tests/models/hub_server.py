@@ -1,12 +1,11 @@
-"""A process that speaks as much of the hub's protocol as downloads need: hub_server.py PORT_FILE MODEL_FOLDER.
+"""A process that implements the part of the hub's protocol that downloads need: hub_server.py PORT_FILE MODEL_FOLDER.
 
-tests/tiny is the model; tests/gated wants a token; tests/pickles shows what is no safetensors, tests/others has
-neither; tests/damaged lies about a hash.
-Datasets: tests/chats (two shards of JSONL, a test split, code), tests/tables (parquet), tests/private (wants a token),
-tests/long (6 MB of JSONL),
-tests/scripts (code only), tests/parts (two sets of splits), tests/torn (lies about a hash), tests/strange (no list),
-slow/drip and slow/silent (never end), ill/torn, ill/deep, ill/huge and ill/down (no list); of the suites, MT-Bench at
-its address and GSM8K without its file.
+Models: tests/tiny; tests/gated, which needs a token; tests/pickles, without safetensors files; tests/others, with
+neither format; tests/damaged, which reports a wrong sha256.
+Datasets: tests/chats (two shards of JSONL, a test split, code), tests/tables (parquet), tests/private (needs a token),
+tests/long (6 MB of JSONL), tests/scripts (code only), tests/parts (two sets of splits), tests/torn (reports a wrong
+sha256), tests/strange (a malformed file list), slow/drip and slow/silent (never end), ill/torn, ill/deep, ill/huge and
+ill/down (no valid response); of the suites, MT-Bench under its hub id and GSM8K without its file.
 """
 
 import hashlib
@@ -41,9 +40,9 @@ def parquet(*numbers: int) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
-    made = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([chat(number) for number in numbers]), made)
-    return made.getvalue()
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([chat(number) for number in numbers]), buffer)
+    return buffer.getvalue()
 
 
 @cache
@@ -55,7 +54,7 @@ def data_sets() -> dict[str, dict[str, bytes]]:
     parts = {f"{part}/{split}/0000.parquet": parquet(1) for part in ("easy", "hard") for split in ("train", "test")}
     private = {"rows.jsonl": jsonl(7), "loader.py": CODE}
     long = jsonl(1) + b" " * 70_000 + b"\n" + jsonl(*range(2, 60_000))
-    made = {
+    own_sets = {
         "long": {"rows.jsonl": long},
         "chats": chats,
         "tables": tables,
@@ -63,22 +62,22 @@ def data_sets() -> dict[str, dict[str, bytes]]:
         "private": private,
         "scripts": {"load.py": CODE},
     }
-    ours = {f"tests/{name}": files for name, files in {**made, "torn": tables}.items()}
+    prefixed = {f"tests/{name}": files for name, files in {**own_sets, "torn": tables}.items()}
     question = {"question_id": 81, "category": "writing", "turns": ["Write a letter.", "Now shorter."]}
     suite = {"raw/question.jsonl": json.dumps(question).encode(), "raw/other.jsonl": b"{}"}
-    return {**ours, "HuggingFaceH4/mt_bench_prompts": suite, "openai/gsm8k": {"moved.parquet": b""}}
+    return {**prefixed, "HuggingFaceH4/mt_bench_prompts": suite, "openai/gsm8k": {"moved.parquet": b""}}
 
 
 def entries(name: str) -> list[dict]:
-    """What the hub tells of a dataset's files; large ones have their sha256."""
-    made = []
+    """The hub's list of a dataset's files; large files have a sha256."""
+    listing = []
     for file, content in data_sets()[name].items():
         entry = {"rfilename": file, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
         if file.endswith(".parquet"):
             digest = "0" * 64 if name == "tests/torn" else hashlib.sha256(content).hexdigest()
             entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 130}
-        made.append(entry)
-    return made
+        listing.append(entry)
+    return listing
 
 
 def sha256(path: Path) -> str:
@@ -92,18 +91,18 @@ def git_sha1(path: Path) -> str:
 
 def siblings(name: str) -> list[dict]:
     if name == "tests/pickles":
-        made = [path for path in sorted(FOLDER.iterdir()) if path.suffix != ".safetensors"]
-        return [{"rfilename": path.name, "size": path.stat().st_size, "blobId": git_sha1(path)} for path in made]
+        paths = [path for path in sorted(FOLDER.iterdir()) if path.suffix != ".safetensors"]
+        return [{"rfilename": path.name, "size": path.stat().st_size, "blobId": git_sha1(path)} for path in paths]
     if name == "tests/others":
         return [{"rfilename": "tf_model.h5", "size": 10}, {"rfilename": "config.json", "size": 10}]
-    made = [{"rfilename": "modeling_evil.py", "size": 9}, {"rfilename": "original/consolidated.pth", "size": 9}]
+    listing = [{"rfilename": "modeling_evil.py", "size": 9}, {"rfilename": "original/consolidated.pth", "size": 9}]
     for path in sorted(FOLDER.iterdir()):
         entry = {"rfilename": path.name, "size": path.stat().st_size, "blobId": git_sha1(path)}
         if path.suffix == ".safetensors":
             digest = "0" * 64 if name == "tests/damaged" else sha256(path)
             entry["lfs"] = {"sha256": digest, "size": path.stat().st_size, "pointerSize": 130}
-        made.append(entry)
-    return made
+        listing.append(entry)
+    return listing
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -129,26 +128,26 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.file(FOLDER / path.split("/")[-1])
 
-    def drip(self, some: bool) -> None:
-        """An answer that takes a minute: a space now and then, or nothing at all."""
-        if some:
+    def drip(self, with_spaces: bool) -> None:
+        """Send a response that takes a minute: a space now and then, or nothing at all."""
+        if with_spaces:
             self.send_response(200)
             self.send_header("Content-Length", "1000000")
             self.end_headers()
         with suppress(OSError):
             for _ in range(1200):
                 time.sleep(0.05)
-                self.wfile.write(b" " if some else b"")
+                self.wfile.write(b" " if with_spaces else b"")
         self.close_connection = True
 
     def data_set(self, owner: str, name: str, rest: str = "") -> None:
-        """`rest` is empty or `revision/…` for what there is, `resolve/REVISION/FILE` for a file."""
+        """`rest` is empty or `revision/…` for the list of files, `resolve/REVISION/FILE` for a file."""
         name = f"{owner}/{name}"
         if owner == "slow":
             return self.drip(name == "slow/drip")
         if owner == "ill":
-            torn = {"ill/torn": b'{"id": "ill/to', "ill/deep": b"[" * 1_000_000, "ill/huge": b"[" + b" " * (16 << 20)}
-            return self.send(200, torn[name], {}) if name in torn else self.send(503, b"<html>", {})
+            bodies = {"ill/torn": b'{"id": "ill/to', "ill/deep": b"[" * 1_000_000, "ill/huge": b"[" + b" " * (16 << 20)}
+            return self.send(200, bodies[name], {}) if name in bodies else self.send(503, b"<html>", {})
         if name == "tests/strange":
             return self.json({"id": name, "siblings": [{"rfilename": "rows.jsonl", "size": "many"}, 7]})
         if (
@@ -158,8 +157,8 @@ class Handler(BaseHTTPRequestHandler):
         ):
             return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
         if not rest.startswith("resolve/"):
-            about = {"id": name, "sha": COMMIT, "private": False, "siblings": entries(name), "tags": [], "downloads": 0}
-            return self.json(about)
+            info = {"id": name, "sha": COMMIT, "private": False, "siblings": entries(name), "tags": [], "downloads": 0}
+            return self.json(info)
         content = data_sets()[name].get(rest.split("/", 2)[2])
         if content is None or rest.endswith(".py"):
             return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
@@ -190,10 +189,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def tree_entry(entry: dict) -> dict:
-    made = {"type": "file", "path": entry["rfilename"], "size": entry["size"], "oid": entry.get("blobId", "0" * 40)}
+    result = {"type": "file", "path": entry["rfilename"], "size": entry["size"], "oid": entry.get("blobId", "0" * 40)}
     if "lfs" in entry:
-        made["lfs"] = {"oid": entry["lfs"]["sha256"], "size": entry["size"], "pointerSize": 130}
-    return made
+        result["lfs"] = {"oid": entry["lfs"]["sha256"], "size": entry["size"], "pointerSize": 130}
+    return result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cards are read from files alone and say what a base can carry."""
+"""Cards are made from files alone and list what a base supports."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def test_memory_is_weights_plus_cache() -> None:
     ],
 )
 def test_an_unsupported_base_says_why(config: dict, reason: str) -> None:
-    assert all(reason in why for why in unsupported_reasons(config).values())
+    assert all(reason in text for text in unsupported_reasons(config).values())
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_config_that_makes_no_sense_is_no_traceback(odd: dict) -> None:
 
 
 @pytest.mark.parametrize("family", ["phi", "granite", "gemma2", "cohere"])
-def test_a_bias_a_known_scale_and_a_known_cap_are_no_reason(family: str, tmp_path: Path) -> None:
+def test_a_bias_a_known_scale_and_a_known_cap_are_supported(family: str, tmp_path: Path) -> None:
     kind, overrides = FAMILIES[family]
     assert make_card(make_tiny_base(tmp_path / "base", kind, **overrides))["methods"] == dict.fromkeys(METHODS, "")
 

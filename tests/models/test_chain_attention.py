@@ -17,9 +17,9 @@ def literal(q: list[Tensor], k: list[Tensor], v: list[Tensor], index: list[list[
             for head in range(HEADS):
                 group = head // (HEADS // KEY_HEADS)
                 for i, t in enumerate(positions):
-                    own = range(1, step + 1)
-                    keys = torch.stack([*k[0][row, group, : t + 1], *(k[j][row, group, i] for j in own)])
-                    values = torch.stack([*v[0][row, group, : t + 1], *(v[j][row, group, i] for j in own)])
+                    steps = range(1, step + 1)
+                    keys = torch.stack([*k[0][row, group, : t + 1], *(k[j][row, group, i] for j in steps)])
+                    values = torch.stack([*v[0][row, group, : t + 1], *(v[j][row, group, i] for j in steps)])
                     weights = (keys @ q[step][row, head, i] / WIDTH**0.5).softmax(0)
                     out[row, head, i] = weights @ values
     return outputs

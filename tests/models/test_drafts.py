@@ -1,4 +1,4 @@
-"""Draft networks: a cache and a tree mask change nothing about what they compute; checkpoints bring them back whole."""
+"""Draft networks and their checkpoints: loading restores the draft exactly, and heads follow the base's logits."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from tests.tiny import FAMILIES, make_tiny_base
 from tests.tools.damage import flip
 
-BENT = ("phi", "granite", "gemma2", "cohere")
+SPECIAL_HEADS = ("phi", "granite", "gemma2", "cohere")
 """Families whose logits are not the plain product with the head."""
 
 
@@ -40,7 +40,7 @@ def base(tiny_base):
 
 @pytest.fixture(scope="module")
 def base_of(tmp_path_factory):
-    """base_of(family): a loaded tiny base, made once."""
+    """base_of(family): a loaded tiny base, created once."""
 
     @cache
     def get(family):
@@ -72,7 +72,7 @@ def make(method, base):
 
 
 def outputs(draft, base):
-    """Something every part of the draft has a say in."""
+    """Outputs that depend on every part of the draft."""
     ids = torch.arange(12)[None] + 7
     hidden, aux = base.forward_hidden(ids, layers=getattr(draft, "layers_wanted", ()))
     if draft.method == "medusa":
@@ -80,9 +80,11 @@ def outputs(draft, base):
     if draft.method == "draft":
         return draft(ids).logits
     if draft.method == "dflash":
-        context, places = draft.fuse(torch.cat(aux, -1)), torch.arange(12 + draft.block_size)[None]
+        context, positions = draft.fuse(torch.cat(aux, -1)), torch.arange(12 + draft.block_size)[None]
         backend = BlockBackend(torch.zeros(1, dtype=torch.long), torch.tensor([12]), 1)
-        return draft.logits(draft(draft.block_ids(ids[0, :1]), places[:, 12:], backend, (context, places[:, :12])))
+        return draft.logits(
+            draft(draft.block_ids(ids[0, :1]), positions[:, 12:], backend, (context, positions[:, :12]))
+        )
     return draft.logits(draft(draft.fuse(hidden, aux), ids, torch.arange(12)[None]))
 
 
@@ -125,7 +127,7 @@ def test_another_base_warns_and_another_vocabulary_is_refused(base, tmp_path):
         load_draft(folder, base)
 
 
-def test_a_damaged_or_foreign_folder_is_one_sentence(base, tmp_path):
+def test_a_damaged_or_foreign_folder_is_refused_in_one_sentence(base, tmp_path):
     with pytest.raises(NotFound, match="config.json"):
         load_draft(tmp_path, base)
     folder = save_draft(tmp_path / "d", make("medusa", base), {})
@@ -133,7 +135,7 @@ def test_a_damaged_or_foreign_folder_is_one_sentence(base, tmp_path):
     (folder / "model.safetensors").write_bytes(b"not safetensors at all")
     with pytest.raises(Damaged, match="SHA256SUMS"):
         load_draft(folder, base)
-    (folder / "SHA256SUMS").unlink()  # a folder of somebody else's
+    (folder / "SHA256SUMS").unlink()  # as in a folder from elsewhere
     with pytest.raises(BadInput, match="safetensors"):
         load_draft(folder, base)
     other = save_draft(tmp_path / "e", make("eagle", base), {})
@@ -151,9 +153,9 @@ def test_512_flipped_bytes_of_a_draft_are_told_instead_of_loaded(base, tmp_path)
     sha256 = file_sha256(weights)
     assert load_draft(folder, base, sha256=sha256, checksum_cache=checksum_cache)
     flip(weights)
-    for given in (checksum_cache, ChecksumCache(tmp_path / "sums.json"), None):
+    for optional_cache in (checksum_cache, ChecksumCache(tmp_path / "sums.json"), None):
         with pytest.raises(Damaged, match="model.safetensors is damaged"):
-            load_draft(folder, base, checksum_cache=given)
+            load_draft(folder, base, checksum_cache=optional_cache)
     with pytest.raises(Damaged):
         load_draft_for_training(folder, base, "medusa")
     (folder / "SHA256SUMS").unlink()
@@ -190,30 +192,30 @@ def test_medusa_heads_over_a_draft_vocabulary_are_columns_of_the_whole(base):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", ["llama", *BENT])
+@pytest.mark.parametrize("family", ["llama", *SPECIAL_HEADS])
 @torch.no_grad()
 def test_fresh_medusa_heads_repeat_the_base(family, tied, base_of):
     base, ids = base_of(family), torch.arange(40, 52)[None]
     heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2, 3, tied), base)
     hidden, _ = base.forward_hidden(ids)
-    wanted = base.model(ids).logits
-    for found in (heads(hidden), torch.stack([heads.forward_head(i, hidden) for i in range(2)])):
-        assert torch.allclose(found, wanted.expand(2, -1, -1, -1), atol=1e-5)
+    expected = base.model(ids).logits
+    for logits in (heads(hidden), torch.stack([heads.forward_head(i, hidden) for i in range(2)])):
+        assert torch.allclose(logits, expected.expand(2, -1, -1, -1), atol=1e-5)
     assert len({id(p) for p in heads.blocks.parameters()}) == 2 * 3 * 2  # no layer shared
 
 
-@pytest.mark.parametrize("family", BENT)
+@pytest.mark.parametrize("family", SPECIAL_HEADS)
 @torch.no_grad()
 def test_eagle_drafts_turn_features_into_the_bases_logits(family, base_of):
-    """EAGLE-1 whole, by the base; EAGLE-3 by a head of its own, which has bias and scale in it and knows no cap."""
+    """EAGLE-1 uses the base's head; the head of EAGLE-3 contains the base's bias and scale, but not its cap."""
     base, ids = base_of(family), torch.arange(40, 52)[None]
     hidden, _ = base.forward_hidden(ids)
-    wanted, some = base.model(ids).logits, torch.arange(0, base.vocab_size, 3)
-    assert torch.allclose(EagleDraft.from_base(base).logits(hidden), wanted, atol=1e-5)
-    own = Eagle3Draft.from_base(base, some).lm_head(hidden)
+    expected, draft_ids = base.model(ids).logits, torch.arange(0, base.vocab_size, 3)
+    assert torch.allclose(EagleDraft.from_base(base).logits(hidden), expected, atol=1e-5)
+    logits = Eagle3Draft.from_base(base, draft_ids).lm_head(hidden)
     if cap := base.logit_rule.cap:
-        own = cap * torch.tanh(own / cap)
-    assert torch.allclose(own, wanted[..., some], atol=1e-5)
+        logits = cap * torch.tanh(logits / cap)
+    assert torch.allclose(logits, expected[..., draft_ids], atol=1e-5)
 
 
 @torch.no_grad()
@@ -222,8 +224,8 @@ def test_eagle_logits_in_another_precision_than_the_bases(base_of, tmp_path):
     kind, overrides = FAMILIES["granite"]
     base = load_base(make_tiny_base(tmp_path, kind, **overrides), "bfloat16")
     draft, features = EagleDraft.from_base(base).float(), torch.randn(3, base.hidden_size)
-    wanted = features @ base.lm_head.weight.float().T / base.config.logits_scaling
-    assert torch.allclose(draft.logits(features), wanted, atol=1e-5)
+    expected = features @ base.lm_head.weight.float().T / base.config.logits_scaling
+    assert torch.allclose(draft.logits(features), expected, atol=1e-5)
 
 
 @torch.no_grad()
@@ -239,7 +241,7 @@ def test_a_checkpoint_from_before_biases_loads(base, tmp_path):
 
 
 @torch.no_grad()
-def test_what_is_kept_with_a_standalone_checkpoint_is_no_setting_of_its_model(base, tmp_path):
+def test_drafting_and_tuning_of_a_checkpoint_are_not_settings_of_its_model(base, tmp_path):
     save_draft(tmp_path / "d", StandaloneDraft.from_base(base, 1), {})
     update_draft_config(tmp_path / "d", drafting={"depth": 2}, tuning={"verdict": "fast"})
     draft = load_draft(tmp_path / "d", base)
@@ -262,12 +264,12 @@ def test_a_standalone_draft_with_every_layer_is_the_base(base, tmp_path):
 
 @torch.no_grad()
 def test_pruning_by_width_keeps_what_matters(tmp_path):
-    """Of an MLP half of whose neurons write nothing, and of heads of which half do, nothing is lost."""
+    """Half of the MLP's neurons and of the heads write nothing; pruning them leaves the logits unchanged."""
     base = load_base(make_tiny_base(tmp_path / "base"))
     whole, ids = base_sizes(base), torch.arange(10)[None]
     for layer in base.layers:
         layer.mlp.down_proj.weight[:, ::2] = 0
-        layer.self_attn.o_proj.weight[:, :16] = 0  # the first key-value head with its two heads
+        layer.self_attn.o_proj.weight[:, :16] = 0  # the first key-value head with its two query heads
     config = train_config("draft", draft_intermediate_size=32, draft_num_heads=2, draft_num_kv_heads=1)
     sizes = standalone_sizes(config, whole)
     draft = StandaloneDraft.from_base(base, 4, sizes)
@@ -287,8 +289,10 @@ def test_a_narrow_draft_is_an_ordinary_model(base, tmp_path, random):
     sizes = standalone_sizes(train_config("draft", draft_num_layers=2, draft_hidden_size=16), base_sizes(base))
     assert sizes == StandaloneSizes(2, 16, 32, 2, 1), "all in proportion"
     draft, ids = StandaloneDraft.from_base(base, 2, sizes, random), torch.arange(10)[None]
-    kept = [any(torch.equal(base.lm_head.weight[:, i], row) for i in range(32)) for row in draft.model.lm_head.weight.T]
-    assert all(kept) is not random and any(kept) is not random
+    copied = [
+        any(torch.equal(base.lm_head.weight[:, i], row) for i in range(32)) for row in draft.model.lm_head.weight.T
+    ]
+    assert all(copied) is not random and any(copied) is not random
     folder = save_draft(tmp_path / "narrow", draft, {})
     small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert small.config.hidden_size == 16 and torch.equal(small(ids).logits, draft(ids).logits)
@@ -296,7 +300,7 @@ def test_a_narrow_draft_is_an_ordinary_model(base, tmp_path, random):
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"draft_hidden_size": 48}, "draft_hidden_size: pruning this base gives at most 32, got 48"),
         (
@@ -310,8 +314,8 @@ def test_a_narrow_draft_is_an_ordinary_model(base, tmp_path, random):
         ({"draft_num_layers": 5}, "draft_num_layers: expected 1 to 4 for this base, got 5"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(settings, words):
-    with pytest.raises(BadInput, match=words):
+def test_sizes_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(BadInput, match=message):
         standalone_sizes(train_config("draft", **settings), StandaloneSizes(4, 32, 64, 4, 2))
 
 

@@ -1,4 +1,4 @@
-"""Bases from every source: whole or not at all, safetensors only, refusals in one sentence."""
+"""Bases from every source are fetched completely or not at all, as safetensors only; refusals are one sentence."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def work(location, folder, token):
 
 @pytest.fixture(scope="module")
 def hub(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a process that speaks the hub's protocol and offers the tiny base, its weights in a pickle too."""
+    """URL of a hub in another process that offers the tiny base, with its weights in a pickle too."""
     port_file = tmp_path_factory.mktemp("hub") / "port"
     server = Path(__file__).with_name("hub_server.py")
     offered = shutil.copytree(tiny_base, port_file.with_name("offered"))
@@ -59,14 +59,14 @@ def hub(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 @pytest.fixture(scope="module")
 def client(hub: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubClient]:
-    with HubClient(HUB, hub, tmp_path_factory.mktemp("client")) as made:
-        yield made
+    with HubClient(HUB, hub, tmp_path_factory.mktemp("client")) as process:
+        yield process
 
 
 def test_a_hub_model_arrives_whole_and_without_code(client: HubClient, tiny_base: Path, tmp_path: Path) -> None:
-    made = client.ask("tests/tiny", tmp_path / "base", "")
-    folder = Path(made["path"])
-    assert made["card"]["weights_sha256"] == weights_sha256(tiny_base) and made["card"]["hub_id"] == "tests/tiny"
+    result = client.ask("tests/tiny", tmp_path / "base", "")
+    folder = Path(result["path"])
+    assert result["card"]["weights_sha256"] == weights_sha256(tiny_base) and result["card"]["hub_id"] == "tests/tiny"
     names = {p.name for p in folder.rglob("*")}
     assert not {n for n in names if n.endswith((".py", ".pth", ".bin", ".incomplete"))}
     assert "model.safetensors" in names and "card.json" in names
@@ -74,9 +74,9 @@ def test_a_hub_model_arrives_whole_and_without_code(client: HubClient, tiny_base
 
 
 def test_a_hub_model_of_pickles_arrives_as_safetensors(client: HubClient, tiny_base: Path, tmp_path: Path) -> None:
-    made = client.ask("tests/pickles", tmp_path / "base", "")
-    assert made["card"]["weights_sha256"] == weights_sha256(tiny_base) and made["card"]["hub_id"] == "tests/pickles"
-    names = {path.name for path in Path(made["path"]).iterdir()}
+    result = client.ask("tests/pickles", tmp_path / "base", "")
+    assert result["card"]["weights_sha256"] == weights_sha256(tiny_base) and result["card"]["hub_id"] == "tests/pickles"
+    names = {path.name for path in Path(result["path"]).iterdir()}
     assert "model.safetensors" in names and not {name for name in names if ".bin" in name}
 
 
@@ -87,22 +87,22 @@ def test_a_gated_model_opens_with_the_token(client: HubClient, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("location", "error", "says"),
+    ("location", "error", "message"),
     [
         ("tests/nowhere", "NotFound", "no model 'tests/nowhere'"),
         ("tests/others", "Unsupported", "no safetensors"),
         ("tests/damaged", "Unavailable", "sha256 differs"),
     ],
 )
-def test_what_the_hub_cannot_give_is_told(
-    client: HubClient, tmp_path: Path, location: str, error: str, says: str
+def test_models_that_cannot_be_fetched_are_refused(
+    client: HubClient, tmp_path: Path, location: str, error: str, message: str
 ) -> None:
-    made = client.ask(location, tmp_path / "base", "")
-    assert made["error"] == error and says in made["says"]
+    result = client.ask(location, tmp_path / "base", "")
+    assert result["error"] == error and message in result["says"]
     assert not (tmp_path / "base").exists()
 
 
-def test_offline_and_unreachable_hubs_are_told(tmp_path: Path) -> None:
+def test_offline_and_unreachable_hubs_are_reported(tmp_path: Path) -> None:
     with HubClient(HUB, "http://127.0.0.1:9", tmp_path / "home") as client:
         assert "cannot be reached" in client.ask("tests/tiny", tmp_path / "base", "")["says"]
     with pytest.raises(SpeculoosError, match="cannot be reached"):  # this process is offline (tests/conftest.py)
@@ -123,8 +123,8 @@ def test_hub_ids_may_name_a_revision() -> None:
 def test_only_what_a_base_needs_is_chosen() -> None:
     names = ["model-1.safetensors", "consolidated.safetensors", "original/x.safetensors", "config.json", "run.py"]
     names += ["pytorch_model.bin", "tokenizer.model", "optimizer.json", "chat_template.jinja", "README.md"]
-    wanted = {"model-1.safetensors", "config.json", "tokenizer.model", "chat_template.jinja", "README.md"}
-    assert set(choose({name: (1, "") for name in names})) == wanted
+    expected = {"model-1.safetensors", "config.json", "tokenizer.model", "chat_template.jinja", "README.md"}
+    assert set(choose({name: (1, "") for name in names})) == expected
     pickled = {"config.json": (1, ""), "pytorch_model-00001-of-00002.bin": (1, "")}
     assert choose(pickled | {"training_args.bin": (1, ""), "medusa_lm_head.pt": (1, "")}) == pickled
 
@@ -137,27 +137,27 @@ def test_a_local_folder_is_used_where_it_lies(tiny_base: Path, tmp_path: Path) -
 
 
 def test_folders_that_cannot_be_a_base_are_refused(tiny_base: Path, tmp_path: Path) -> None:
-    def refused(kind: type[SpeculoosError], says: str) -> None:
-        with pytest.raises(kind, match=says):
+    def check_refused(kind: type[SpeculoosError], message: str) -> None:
+        with pytest.raises(kind, match=message):
             fetch_base("folder", str(folder), tmp_path / "unused", SilentReporter())
 
     folder = shutil.copytree(tiny_base, tmp_path / "copy")
     (folder / "tokenizer.json").unlink()
-    refused(BadInput, "no tokenizer")
+    check_refused(BadInput, "no tokenizer")
     (folder / "model.safetensors").rename(folder / "flax_model.msgpack")
-    refused(Unsupported, "no safetensors")
+    check_refused(Unsupported, "no safetensors")
     (folder / "config.json").unlink()
     (folder / "adapter_config.json").write_text("{}")
-    refused(Unsupported, "adapter")
+    check_refused(Unsupported, "adapter")
     folder = tmp_path / "nowhere"
-    refused(NotFound, "no such folder")
+    check_refused(NotFound, "no such folder")
     folder = shutil.copytree(tiny_base, tmp_path / "odd")
     (folder / "config.json").write_text('{"model_type": "oddity", "auto_map": {"AutoConfig": "x.Y"}}')
-    refused(Unsupported, "'oddity' is unknown")
+    check_refused(Unsupported, "'oddity' is unknown")
 
 
 def pickled(base: Path, folder: Path, shards: int = 1, legacy: bool = False) -> Path:
-    """A copy of `base` as older repositories hold it; a tied head lies beside the embeddings whose memory it shares."""
+    """A copy of `base` with pickled weights, as in older repositories; a tied head shares the embeddings' memory."""
     shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     tensors = load_file(base / "model.safetensors")
     if "lm_head.weight" not in tensors:
@@ -165,12 +165,12 @@ def pickled(base: Path, folder: Path, shards: int = 1, legacy: bool = False) -> 
     weight_map = {name: number % shards for number, name in enumerate(sorted(tensors))}
     for shard in range(shards):
         name = "pytorch_model.bin" if shards == 1 else f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin"
-        held = {key: tensors[key] for key, at in weight_map.items() if at == shard}
-        torch.save(held, folder / name, _use_new_zipfile_serialization=not legacy)
+        shard_tensors = {key: tensors[key] for key, at in weight_map.items() if at == shard}
+        torch.save(shard_tensors, folder / name, _use_new_zipfile_serialization=not legacy)
         weight_map = {key: name if at == shard else at for key, at in weight_map.items()}
     if shards > 1:
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
-        torch.save(tensors, folder / "pytorch_model-00001-of-00001.bin")  # of another split; the index does not name it
+        torch.save(tensors, folder / "pytorch_model-00001-of-00001.bin")  # not in the index
     return folder
 
 
@@ -195,7 +195,7 @@ def test_a_tied_head_in_a_pickle_is_stored_once(tmp_path: Path) -> None:
     assert weights_sha256(path) == weights_sha256(tied)
 
 
-def test_pickles_that_share_memory_or_cannot_be_stored_are_told(tmp_path: Path) -> None:
+def test_pickles_that_share_memory_are_converted_and_sparse_ones_refused(tmp_path: Path) -> None:
     shared = torch.arange(12.0)
     views = {"whole": shared, "part": shared[2:6], "turned": shared.view(3, 4).T, "step": 3}
     torch.save(views, tmp_path / "views.bin")
@@ -208,7 +208,7 @@ def test_pickles_that_share_memory_or_cannot_be_stored_are_told(tmp_path: Path) 
 
 
 class Code:
-    """Unpickling it makes a file: what a hostile pickle would do."""
+    """Unpickling it creates a file, as a hostile pickle would."""
 
     def __init__(self, marker: Path):
         self.marker = marker
@@ -227,10 +227,10 @@ def test_a_pickled_base_with_code_or_damage_is_refused_and_nothing_of_it_stays(
         torch.save({"lm_head.weight": Code(marker)}, bad)
     else:
         bad.write_bytes(bad.read_bytes()[:2000])
-    says = f"{bad.name}: this pickle holds code .*, which is never run" if hostile else f"{bad.name}: damaged"
-    with pytest.raises(BadInput, match=says) as refused:
+    message = f"{bad.name}: this pickle holds code .*, which is never run" if hostile else f"{bad.name}: damaged"
+    with pytest.raises(BadInput, match=message) as error:
         fetch_base("folder", str(source), tmp_path / "base", SilentReporter())
-    assert "\n" not in str(refused.value) and {p.name for p in tmp_path.iterdir()} == {"theirs"}
+    assert "\n" not in str(error.value) and {p.name for p in tmp_path.iterdir()} == {"theirs"}
 
 
 def test_a_pickled_model_that_cannot_be_a_base_is_refused_before_it_is_converted(
@@ -250,11 +250,11 @@ def test_a_gguf_file_becomes_the_same_model(tiny_base: Path, tmp_path: Path) -> 
     file = write_gguf(tiny_base, tmp_path / "tiny.gguf")
     path, card = fetch_base("gguf", str(file), tmp_path / "base", SilentReporter())
     assert card["licence"] == "apache-2.0" and card["chat_template"]
-    made, original = load_base(path), load_base(tiny_base)
+    converted, original = load_base(path), load_base(tiny_base)
     ids = render(original.tokenizer, [{"role": "user", "content": "the quick brown fox 🦊"}])
-    assert render(made.tokenizer, [{"role": "user", "content": "the quick brown fox 🦊"}]) == ids
+    assert render(converted.tokenizer, [{"role": "user", "content": "the quick brown fox 🦊"}]) == ids
     with torch.inference_mode():
-        ours, theirs = made.model(torch.tensor([ids])).logits, original.model(torch.tensor([ids])).logits
+        ours, theirs = converted.model(torch.tensor([ids])).logits, original.model(torch.tensor([ids])).logits
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
@@ -278,5 +278,5 @@ def test_a_wrong_wheel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_installed_starter_is_the_pinned_one(tmp_path: Path) -> None:
     assert weights_sha256(ensure_starter()) == fetch.STARTER_WEIGHTS_SHA256
     with (tmp_path / "said").open("w") as out:
-        made = begin("models.fetch", ["starter"], out=out.fileno())
-    assert made.wait(120) == 0 and (tmp_path / "said").read_text().strip() == str(starter_path())
+        process = begin("models.fetch", ["starter"], out=out.fileno())
+    assert process.wait(120) == 0 and (tmp_path / "said").read_text().strip() == str(starter_path())

@@ -1,4 +1,4 @@
-"""A base without its layers: what drafts borrow is the base's own, bit for bit."""
+"""A base loaded without its layers: what drafts use of it equals the whole base bit for bit."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_a_frame_is_its_base_without_layers(family: str, tmp_path: Path) -> None
     assert torch.equal(frame.lm_head.weight, base.lm_head.weight)
     ids = torch.tensor([[3, 9, 27, 81]])
     states: dict[str, torch.Tensor] = {}
-    hook = base.final_norm.register_forward_hook(lambda _, given, out: states.update(given=given[0], out=out))
+    hook = base.final_norm.register_forward_hook(lambda _, inputs, out: states.update(given=inputs[0], out=out))
     with torch.no_grad():
         hidden, _ = base.forward_hidden(ids)
         hook.remove()
@@ -42,7 +42,7 @@ def test_it_cannot_run_by_itself(tiny_base: Path) -> None:
         load_head_only_base(tiny_base).forward_hidden(torch.tensor([[1, 2]]))
 
 
-def test_what_is_wrong_with_a_folder_is_said_as_for_a_base(tmp_path: Path, tiny_base: Path) -> None:
+def test_errors_of_a_folder_are_those_of_a_base(tmp_path: Path, tiny_base: Path) -> None:
     from models.damage import BaseChecksums
 
     with pytest.raises(NotFound, match="no config.json"):

@@ -1,6 +1,6 @@
-"""Datasets on the hub: which files are taken, what is said where none can be, and fetching them one by one.
+"""Datasets on the hub: which files are chosen, which errors are reported, and fetching files one by one.
 
-Against tests/models/hub_server.py, in processes of their own: the hub's library reads its address at import.
+The hub is tests/models/hub_server.py. Clients are separate processes: huggingface_hub reads its address at import.
 """
 
 import json
@@ -36,14 +36,14 @@ def work(location, folder, token, most):
 
 @pytest.fixture(scope="module")
 def client(hub: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubClient]:  # noqa: F811
-    with HubClient(FETCH, hub, tmp_path_factory.mktemp("client")) as made:
-        yield made
+    with HubClient(FETCH, hub, tmp_path_factory.mktemp("client")) as process:
+        yield process
 
 
-def fetched(client: HubClient, location: str, folder: Path, token: str = "", most: int = 9) -> dict:
-    made = client.ask(location, folder, token, most)
-    assert token not in json.dumps(made) + client.said or not token
-    return made
+def fetched(client: HubClient, location: str, folder: Path, token: str = "", max_files: int = 9) -> dict:
+    result = client.ask(location, folder, token, max_files)
+    assert token not in json.dumps(result) + client.said or not token
+    return result
 
 
 LOOK = """
@@ -64,17 +64,17 @@ print(json.dumps(told))
 
 def test_the_beginning_of_the_first_file_is_fetched_and_of_parquet_all(hub: str, tmp_path: Path) -> None:  # noqa: F811
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-    words = ["hub:tests/tables", "hub:tests/long", "hub:tests/chats", "hub:tests/tables", "hub:tests/parts"]
-    made = subprocess.run(
-        [sys.executable, "-c", LOOK, *words], env=env, cwd=CLONE, capture_output=True, text=True, timeout=240
+    locations = ["hub:tests/tables", "hub:tests/long", "hub:tests/chats", "hub:tests/tables", "hub:tests/parts"]
+    process = subprocess.run(
+        [sys.executable, "-c", LOOK, *locations], env=env, cwd=CLONE, capture_output=True, text=True, timeout=240
     )
-    assert made.returncode == 0, made.stderr
-    parquet, long, chats, large, unclear = json.loads(made.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    parquet, long, chats, large, ambiguous = json.loads(process.stdout.splitlines()[-1])
     assert parquet[0].endswith(".parquet") and parquet[2] == "PAR1"
     assert long == ["rows.jsonl", PREVIEW_BYTES, '{"me']
     assert chats[0] == "data/train-00000-of-00002.jsonl" and chats[1] < 1000
     assert "too large for a preview" in large and "Max rows" in large
-    assert "several parts" in unclear
+    assert "several parts" in ambiguous
 
 
 def names(folder: Path) -> set[str]:
@@ -84,17 +84,15 @@ def names(folder: Path) -> set[str]:
 
 
 def test_the_shards_of_a_split_arrive_in_order_and_no_code(client: HubClient, tmp_path: Path) -> None:
-    made = fetched(client, "hub:tests/chats", tmp_path / "a")
+    result = fetched(client, "hub:tests/chats", tmp_path / "a")
     shards = [f"data/train-0000{n}-of-00002.jsonl" for n in (0, 1)]
-    assert made["files"] == shards and made["rows"] == [3, 2] and made["revision"].startswith("0123")
+    assert result["files"] == shards and result["rows"] == [3, 2] and result["revision"].startswith("0123")
     assert names(tmp_path / "a") == set(shards)
     assert fetched(client, "tests/chats:test", tmp_path / "b")["rows"] == [1]
 
 
-def test_files_are_fetched_when_they_are_asked_for_and_kept_for_the_next_call(
-    client: HubClient, tmp_path: Path
-) -> None:
-    assert fetched(client, "hub:tests/chats", tmp_path / "a", most=1)["rows"] == [3]
+def test_files_are_fetched_on_demand_and_kept_for_the_next_call(client: HubClient, tmp_path: Path) -> None:
+    assert fetched(client, "hub:tests/chats", tmp_path / "a", max_files=1)["rows"] == [3]
     (first,) = names(tmp_path / "a")
     before = (tmp_path / "a" / first).stat().st_mtime_ns
     assert fetched(client, "hub:tests/chats", tmp_path / "a")["rows"] == [3, 2]
@@ -108,7 +106,7 @@ def test_a_private_set_opens_with_the_token(client: HubClient, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("location", "error", "says"),
+    ("location", "error", "message"),
     [
         ("hub:tests/nowhere", "NotFound", "no dataset 'tests/nowhere'"),
         ("hub:tests/scripts", "Unsupported", "dataset scripts are never run"),
@@ -119,20 +117,20 @@ def test_a_private_set_opens_with_the_token(client: HubClient, tmp_path: Path) -
         ("hub:tests/strange", "Unavailable", "the hub's response is not a list of files"),
     ],
 )
-def test_what_the_hub_cannot_give_is_told(
-    client: HubClient, tmp_path: Path, location: str, error: str, says: str
+def test_datasets_that_cannot_be_fetched_are_refused(
+    client: HubClient, tmp_path: Path, location: str, error: str, message: str
 ) -> None:
-    made = fetched(client, location, tmp_path / "a")
-    assert made["error"] == error and says in made["says"]
+    result = fetched(client, location, tmp_path / "a")
+    assert result["error"] == error and message in result["says"]
     assert not (tmp_path / "a").exists() or names(tmp_path / "a") == set()
 
 
-def test_offline_and_unreachable_hubs_are_told_in_a_sentence(tmp_path: Path) -> None:
-    for offline, says in ((False, "the hub cannot be reached"), (True, "not used while HF_HUB_OFFLINE is set")):
+def test_offline_and_unreachable_hubs_are_reported_in_a_sentence(tmp_path: Path) -> None:
+    for offline, message in ((False, "the hub cannot be reached"), (True, "not used while HF_HUB_OFFLINE is set")):
         with HubClient(FETCH, "http://127.0.0.1:9", tmp_path / f"{offline}", offline) as client:
-            made = fetched(client, "hub:tests/chats", tmp_path / "a")
-        assert made["error"] == "Unavailable" and says in made["says"]
-        assert len(made["says"].strip().splitlines()) == 1
+            result = fetched(client, "hub:tests/chats", tmp_path / "a")
+        assert result["error"] == "Unavailable" and message in result["says"]
+        assert len(result["says"].strip().splitlines()) == 1
 
 
 SLOW = """
@@ -150,32 +148,34 @@ print(json.dumps(told))
 """
 
 
-def test_a_hub_that_never_ends_its_answer_is_waited_for_so_long_in_all(hub: str, tmp_path: Path) -> None:  # noqa: F811
-    """A space now and then keeps any limit between two reads away."""
+def test_a_response_that_never_ends_is_limited_in_total_time(hub: str, tmp_path: Path) -> None:  # noqa: F811
+    """The response drips, so a timeout between two reads would never expire."""
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     names = ["hub:slow/drip", "hub:slow/silent"]
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SLOW, "1", *names], env=env, cwd=CLONE, capture_output=True, text=True, timeout=240
     )
-    assert made.returncode == 0, made.stderr
-    for name, says in zip(names, json.loads(made.stdout.splitlines()[-1]), strict=True):
-        assert says.startswith(f"{name.removeprefix('hub:')}: the hub did not answer within 1 seconds"), says
+    assert process.returncode == 0, process.stderr
+    for name, message in zip(names, json.loads(process.stdout.splitlines()[-1]), strict=True):
+        assert message.startswith(f"{name.removeprefix('hub:')}: the hub did not answer within 1 seconds"), message
 
 
-def test_torn_deep_huge_and_failed_answers_are_told(hub: str, tmp_path: Path) -> None:  # noqa: F811
+def test_torn_deep_huge_and_failed_responses_are_reported(hub: str, tmp_path: Path) -> None:  # noqa: F811
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-    says = {"torn": "a list", "deep": "a list", "huge": "larger than 8 MB", "down": "status 503"}
-    command = [sys.executable, "-c", SLOW, "60", *(f"hub:ill/{name}" for name in says)]
-    made = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=240)
-    assert made.returncode == 0, made.stderr
-    told = json.loads(made.stdout.splitlines()[-1])
-    assert len(told) == len(says) and all(words in said for words, said in zip(says.values(), told, strict=True))
+    expected = {"torn": "a list", "deep": "a list", "huge": "larger than 8 MB", "down": "status 503"}
+    command = [sys.executable, "-c", SLOW, "60", *(f"hub:ill/{name}" for name in expected)]
+    process = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=240)
+    assert process.returncode == 0, process.stderr
+    errors = json.loads(process.stdout.splitlines()[-1])
+    assert len(errors) == len(expected) and all(
+        message in error for message, error in zip(expected.values(), errors, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
     "location", ["hub:", "hub:../x", "hub:a/b/c", "hub:a/b:x\ny", "hub:a/b@:train", "hub:a/b:" + "x" * 300]
 )
-def test_what_is_no_data_set_is_refused_before_any_request(location: str) -> None:
+def test_an_invalid_location_is_refused_before_any_request(location: str) -> None:
     with pytest.raises(BadInput, match="is not a"):
         Location.parse(location)
 
@@ -193,16 +193,16 @@ def named(*files: str) -> Files:
 def test_files_are_put_together_by_their_part() -> None:
     files = named("data/train_sft-00000-of-00002-0a1b2c3d.parquet", "data/train_sft-00001-of-00002-aa1b2c3d.parquet")
     files |= named("default/test/0000.parquet", "default/test/0001.parquet", "all/dev-00000-of-00001.parquet")
-    parts = {part: len(those) for part, those in parts_of(files, (".parquet",)).items()}
+    parts = {part: len(members) for part, members in parts_of(files, (".parquet",)).items()}
     assert parts == {"train_sft": 2, "default/test": 2, "all/dev": 1}
 
 
 def test_parquet_comes_before_jsonl_and_that_before_json() -> None:
     location = Location("a/b")
-    every = named("train.json", "train.jsonl", "train.parquet", "run.py", "train.csv", "weights.bin", "state.json")
-    assert [*choose(location, every)] == ["train.parquet"]
+    files = named("train.json", "train.jsonl", "train.parquet", "run.py", "train.csv", "weights.bin", "state.json")
+    assert [*choose(location, files)] == ["train.parquet"]
     assert [*choose(location, named("train.json", "train.jsonl", "config.json"))] == ["train.jsonl"]
     assert [*choose(location, named("chats.json", "dataset_infos.json"))] == ["chats.json"]
-    assert [*choose(Location("a/b", part="extra"), every | named("extra.jsonl"))] == ["extra.jsonl"]
+    assert [*choose(Location("a/b", part="extra"), files | named("extra.jsonl"))] == ["extra.jsonl"]
     with pytest.raises(Unsupported, match="1,001 files; at most 1,000"):
         choose(location, named(*(f"train-{n:05d}-of-01001.parquet" for n in range(1001))))

@@ -66,7 +66,7 @@ def test_an_index_may_not_point_outside_its_folder(tiny_base: Path, tmp_path: Pa
     ],
     ids=["empty", "short", "huge header", "not an object", "broken", "offsets past the end"],
 )
-def test_a_damaged_file_is_told_in_one_sentence(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_file_is_reported_in_one_sentence(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(BadInput, match="model.safetensors"):
         tensors(tmp_path)

@@ -1,4 +1,4 @@
-"""What a base is said to make of its hidden states is what its own forward in transformers makes of them."""
+"""The logits of a base's head and logit rule equal those of its forward in transformers."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.tiny import FAMILIES, make_tiny_base
 
 MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8}
-BENT = {
+SPECIAL_HEADS = {
     "phi": ("phi", {}, IDENTITY_RULE),
     "granite": (*FAMILIES["granite"], LogitRule(1 / 3)),
     "gemma2": (*FAMILIES["gemma2"], LogitRule(cap=20.0)),
@@ -25,32 +25,32 @@ BENT = {
 }
 
 
-@pytest.fixture(scope="module", params=BENT)
-def bent(request, tmp_path_factory):
-    kind, overrides, rule = BENT[request.param]
+@pytest.fixture(scope="module", params=SPECIAL_HEADS)
+def base(request, tmp_path_factory):
+    kind, overrides, rule = SPECIAL_HEADS[request.param]
     base = load_base(make_tiny_base(tmp_path_factory.mktemp(kind), kind, num_hidden_layers=2, **overrides))
     assert base.logit_rule == rule
     return base
 
 
 @torch.no_grad()
-def test_logits_are_those_of_transformers(bent):
+def test_logits_are_those_of_transformers(base):
     ids = torch.arange(40, 60)[None]
-    hidden, _ = bent.forward_hidden(ids)
-    theirs = bent.model(ids).logits
-    for ours in (bent.logits(hidden), bent.head(hidden), bent.head.to(torch.float32)(hidden)):
+    hidden, _ = base.forward_hidden(ids)
+    theirs = base.model(ids).logits
+    for ours in (base.logits(hidden), base.head(hidden), base.head.to(torch.float32)(hidden)):
         assert torch.allclose(ours, theirs, atol=1e-5)
-    some = torch.tensor([300, 2, 77])
-    assert torch.allclose(bent.head.rows(some)(hidden), theirs[..., some], atol=1e-5)
-    product = F.linear(hidden, bent.lm_head.weight)
+    token_ids = torch.tensor([300, 2, 77])
+    assert torch.allclose(base.head.rows(token_ids)(hidden), theirs[..., token_ids], atol=1e-5)
+    product = F.linear(hidden, base.lm_head.weight)
     assert (product - theirs).abs().max() > 0.5, "the product alone would be wrong"
-    check_logits(bent)
+    check_logits(base)
 
 
-def test_logits_that_are_made_otherwise_are_refused(bent, monkeypatch):
-    monkeypatch.setitem(vars(bent), "logit_rule", LogitRule(1.7, 5.0))
+def test_logits_computed_in_an_unknown_way_are_refused(base, monkeypatch):
+    monkeypatch.setitem(vars(base), "logit_rule", LogitRule(1.7, 5.0))
     with pytest.raises(Unsupported, match="in an unknown way"):
-        check_logits(bent)
+        check_logits(base)
 
 
 def test_a_half_precision_base_is_no_worse_than_its_rounding(tmp_path):
@@ -62,8 +62,8 @@ def test_a_half_precision_base_is_no_worse_than_its_rounding(tmp_path):
 def test_the_slope_is_the_derivative(rule):
     product = (3 * torch.randn(5, 7)).double().requires_grad_()
     logits = apply_logit_rule(product, rule)
-    (wanted,) = torch.autograd.grad(logits.sum(), product)
-    assert torch.allclose(logit_rule_derivative(logits.detach(), rule) * torch.ones_like(wanted), wanted)
+    (expected,) = torch.autograd.grad(logits.sum(), product)
+    assert torch.allclose(logit_rule_derivative(logits.detach(), rule) * torch.ones_like(expected), expected)
     assert torch.equal(apply_logit_rule_(product.detach().clone(), rule), logits) and (
         rule != IDENTITY_RULE or logits is product
     )
@@ -76,7 +76,7 @@ def test_a_folded_head_is_a_plain_linear_layer():
     assert Head(head.weight).folded().weight is head.weight, "nothing is copied where there is nothing to fold"
 
 
-def test_one_name_means_what_its_family_means_by_it():
+def test_a_setting_has_the_meaning_of_its_family():
     assert logit_rule({"model_type": "granite", "logits_scaling": 8.0}) == LogitRule(0.125)
     assert logit_rule({"model_type": "hyperclovax", "logits_scaling": 8.0}) == LogitRule(8.0)
     assert logit_rule({"model_type": "llama", "logits_scaling": 8.0}) == IDENTITY_RULE, "as in transformers"

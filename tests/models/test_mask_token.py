@@ -1,4 +1,4 @@
-"""The token of masked positions is one that texts do not have, if there is one."""
+"""The token of masked positions is one that texts do not contain, if there is one."""
 
 from types import SimpleNamespace
 

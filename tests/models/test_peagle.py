@@ -70,13 +70,13 @@ def test_every_rollout_of_one_forward_equals_drafting_from_its_anchor_alone(base
 
 @pytest.mark.parametrize("options", [{}, {"eagle_num_layers": 2, "fc_norm": True}])
 def test_a_saved_draft_is_read_back_bit_for_bit(base, options, tmp_path):
-    """Also if its inputs were scaled for training."""
+    """Also if the draft's inputs were scaled for training."""
     draft = new_draft(base, feature_rms=torch.rand(3 * base.hidden_size) * 9, **options)
-    read = load_draft(save_draft(tmp_path / "draft", draft, {}), base)
-    assert read.config == draft.config and read.mask_hidden.shape == (1, 1, 3 * base.hidden_size)
+    loaded = load_draft(save_draft(tmp_path / "draft", draft, {}), base)
+    assert loaded.config == draft.config and loaded.mask_hidden.shape == (1, 1, 3 * base.hidden_size)
     state = draft.state_dict()
-    assert all(torch.equal(state[name], value) for name, value in read.state_dict().items())
-    torch.testing.assert_close(read.mask_feature(), draft.mask_feature())
+    assert all(torch.equal(state[name], value) for name, value in loaded.state_dict().items())
+    torch.testing.assert_close(loaded.mask_feature(), draft.mask_feature())
 
 
 def test_a_new_mask_is_as_large_as_the_features_of_each_channel(base):

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: made here, by transformers and by other tools; what they load as, and which are refused."""
+"""Quantized checkpoints of this project, transformers and other tools: how they load, and which are refused."""
 
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def test_sizes_that_no_group_divides_are_refused(tmp_path: Path) -> None:
 
 
 def foreign(folder: Path, config: dict, block: int = 0, **scales: torch.Tensor) -> torch.Tensor:
-    """Make `folder` an FP8 checkpoint with the layout of another tool; returns what `UP` then is."""
+    """Turn `folder` into an FP8 checkpoint with the layout of another tool; return the weight that `UP` loads as."""
     weights, expected = load_file(folder / "model.safetensors"), torch.empty(0)
     for name in [name for name in weights if "_proj" in name]:
         fp8 = weights.pop(name).to(torch.float8_e4m3fn)
@@ -101,15 +101,15 @@ def foreign(folder: Path, config: dict, block: int = 0, **scales: torch.Tensor) 
         weights |= {name: fp8, f"{name}_scale{'_inv' * bool(block)}": scale}
         weights |= {f"{name.removesuffix('weight')}{key}": value.clone() for key, value in scales.items()}
         if name == f"{UP}.weight":
-            whole = scale.repeat_interleave(block, 0).repeat_interleave(block, 1) if block else scale
-            expected = fp8.float() * whole
+            scale_matrix = scale.repeat_interleave(block, 0).repeat_interleave(block, 1) if block else scale
+            expected = fp8.float() * scale_matrix
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     hostile.put(folder, "config.json", quantization_config=config)
     return expected
 
 
 def test_fp8_checkpoints_of_other_tools_load(tiny_base: Path, tmp_path: Path) -> None:
-    """By blocks as DeepSeek's, and by tensor as ModelOpt 0.47 writes it."""
+    """With scales per block, as DeepSeek's, and per tensor, as ModelOpt 0.47 writes them."""
     blocks = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}
     eight = {"dynamic": False, "num_bits": 8, "type": "float"}
     group = {"input_activations": eight, "weights": eight, "targets": ["Linear"]}
@@ -117,12 +117,12 @@ def test_fp8_checkpoints_of_other_tools_load(tiny_base: Path, tmp_path: Path) ->
         **{"config_groups": {"group_0": group}, "ignore": ["lm_head", "model.embed*"], "quant_algo": "FP8"},
         **{"producer": {"name": "modelopt", "version": "0.47.0"}, "quant_method": "modelopt"},
     }
-    for name, config, block, more in (
+    for name, config, block, scales in (
         ("blocks", blocks, 32, {}),
         ("modelopt", modelopt, 0, {"input_scale": torch.tensor(0.1)}),
     ):
         folder = hostile.copy(tiny_base, tmp_path / name)
-        expected = foreign(folder, config, block, **more)
+        expected = foreign(folder, config, block, **scales)
         base = load_base(folder)
         assert torch.allclose(base.layers[0].mlp.up_proj.weight, expected, rtol=1e-6) and not_fast_reason(base) == ""
         foreign(
@@ -162,14 +162,14 @@ def test_torchao_weights_stay_int8_and_a_draft_of_their_layers_is_dense(torchao_
     assert not_fast_reason(base) == "a linear layer (Linear) does not use its weight as it is"
     draft = StandaloneDraft.from_base(base, 2)
     assert is_plain(draft.model.model.layers[0].mlp.up_proj)
-    made, exact = (model.model.layers[0].mlp.up_proj.weight for model in (draft.model, plain.model))
-    assert torch.allclose(made, up.weight.dequantize(), atol=1e-6) and (made - exact).abs().max() < 0.01
+    dense, exact = (model.model.layers[0].mlp.up_proj.weight for model in (draft.model, plain.model))
+    assert torch.allclose(dense, up.weight.dequantize(), atol=1e-6) and (dense - exact).abs().max() < 0.01
     with pytest.raises(Unsupported, match="the weights of this draft are quantized"):
         StandaloneDraft.from_folder(torchao_base, plain)
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "sentence"),
+    ("config", "kind", "message"),
     [
         ({"quant_method": "gptq", "bits": 4}, Unavailable, r"\(gptq\), which needs optimum and gptqmodel; install"),
         ({"quant_method": "awq", "bits": 4}, Unavailable, r"\(awq\), which needs gptqmodel; .*pip install gptqmodel"),
@@ -192,13 +192,13 @@ def test_torchao_weights_stay_int8_and_a_draft_of_their_layers_is_dense(torchao_
     ],
     ids=str,
 )
-def test_what_cannot_be_loaded_is_one_sentence_that_names_what_is_missing(
-    config: object, kind: type[SpeculoosError], sentence: str, tiny_base: Path, tmp_path: Path, monkeypatch
+def test_a_format_that_cannot_be_loaded_is_refused_with_the_reason(
+    config: object, kind: type[SpeculoosError], message: str, tiny_base: Path, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(quantization, "find_spec", lambda name: None)  # as if no package were installed
     folder = hostile.copy(tiny_base, tmp_path / "base")
     hostile.put(folder, "config.json", quantization_config=config)
-    with pytest.raises(kind, match=sentence):
+    with pytest.raises(kind, match=message):
         load_base(folder)
 
 

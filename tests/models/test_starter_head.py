@@ -1,4 +1,4 @@
-"""The head that comes with the starter model: whole, small, made for these weights, and it drafts well."""
+"""The head that comes with the starter model is complete and small, belongs to its weights and drafts well."""
 
 import json
 
@@ -17,7 +17,7 @@ from models.starter import STARTER_HEAD, STARTER_HUB_ID, starter_path
 PROMPTS = ("Write a short email to a friend about a trip to the mountains.", "What is photosynthesis? Explain briefly.")
 
 
-def test_it_is_whole_small_and_names_its_base():
+def test_it_is_complete_small_and_names_its_base():
     verify_sums(STARTER_HEAD)
     config, card = read_config(STARTER_HEAD), (STARTER_HEAD / "README.md").read_text()
     assert (STARTER_HEAD / "model.safetensors").stat().st_size <= 20_000_000
@@ -29,17 +29,17 @@ def test_it_is_whole_small_and_names_its_base():
 
 
 @pytest.mark.real
-def test_it_drafts_what_the_starter_says():
+def test_drafting_with_it_gives_the_starters_own_tokens():
     base = load_base(starter_path())
     draft = load_draft(STARTER_HEAD, base, read_card(starter_path())["weights_sha256"])
     assert draft.notices == []
-    target, steps, said = fast_target(base, 256), [], {}
+    target, steps, outputs = fast_target(base, 256), [], {}
     for options, tokens in ((None, 48), ({"drafter": "none"}, 24)):
         drafter = make_drafter(target, draft, options)
         runs = [list(generate(target, drafter, ids(base, p), GenerateConfig(max_tokens=tokens))) for p in PROMPTS]
-        said[json.dumps(options)] = [[t.id for step in run for t in step.tokens][:24] for run in runs]
+        outputs[json.dumps(options)] = [[t.id for step in run for t in step.tokens][:24] for run in runs]
         steps = steps or [step for run in runs for step in run]
-    assert said["null"] == said['{"drafter": "none"}']
+    assert outputs["null"] == outputs['{"drafter": "none"}']
     assert summarize(steps).mean_accepted_length > 1.6
 
 

@@ -1,4 +1,4 @@
-"""Foreign models through the real import: what never ends, eats memory or makes no sense is one sentence, and gone."""
+"""The real import refuses foreign models that never finish, exhaust memory or are malformed, in one sentence."""
 
 import json
 from collections.abc import Callable
@@ -27,10 +27,10 @@ def folder(tiny_base: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Set the seconds for a text or a template: one where it never ends, many where memory is to run out first."""
+    """Set the time limit of a text or a template: 1 s if it never ends, 90 s if memory must run out first."""
 
-    def set_for(says: str, name: str) -> None:
-        monkeypatch.setattr(trial, name, 1 if "did not end" in says else 90)
+    def set_for(message: str, name: str) -> None:
+        monkeypatch.setattr(trial, name, 1 if "did not end" in message else 90)
 
     return set_for
 
@@ -39,14 +39,14 @@ def imported(folder: Path) -> dict[str, Any]:
     return fetch_base("folder", str(folder), folder.parent / "unused", SilentReporter())[1]
 
 
-def refused(folder: Path, says: str) -> None:
-    with pytest.raises((BadInput, Unsupported), match=says) as caught:
+def check_refused(folder: Path, message: str) -> None:
+    with pytest.raises((BadInput, Unsupported), match=message) as error:
         imported(folder)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert "\n" not in str(error.value) and str(error.value).endswith(".")
 
 
 @pytest.mark.parametrize(
-    ("template", "says"),
+    ("template", "message"),
     [
         (hostile.ENDLESS, "did not end within 1 s"),
         ("{{ 'a' * 10**11 }}", "took more memory than it may"),
@@ -56,41 +56,43 @@ def refused(folder: Path, says: str) -> None:
     ids=["endless", "memory", "type", "undefined"],
 )
 def test_a_chat_template_that_cannot_be_rendered_is_refused(
-    folder: Path, template: str, says: str, limit: Callable[[str, str], None]
+    folder: Path, template: str, message: str, limit: Callable[[str, str], None]
 ) -> None:
-    limit(says, "TEMPLATE_SECONDS")
+    limit(message, "TEMPLATE_SECONDS")
     (folder / "chat_template.jinja").write_text(template)
-    refused(folder, rf"chat_template\.jinja: rendering a chat {says}.*; correct the chat template")
+    check_refused(folder, rf"chat_template\.jinja: rendering a chat {message}.*; correct the chat template")
 
 
 def test_a_template_may_refuse_a_system_text(folder: Path) -> None:
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('none here') }}{% endif %}"
-    (folder / "chat_template.jinja").write_text(refusing + CHATML)
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('none here') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(refusal + CHATML)
     assert imported(folder)["chat_template"]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "says"),
+    ("pattern", "message"),
     [("a{0,2000}a{0,2000}b", "did not end within 1 s"), ("(a+)+$", "PanicException")],
 )
 def test_a_catastrophic_regular_expression_is_refused(
-    folder: Path, pattern: str, says: str, limit: Callable[[str, str], None]
+    folder: Path, pattern: str, message: str, limit: Callable[[str, str], None]
 ) -> None:
-    limit(says, "TEXT_SECONDS")
+    limit(message, "TEXT_SECONDS")
     hostile.split_by(folder, pattern)
-    refused(folder, rf"tokenizer\.json: turning texts into tokens .*{says}.* pattern or normalizer is at fault")
+    check_refused(
+        folder, rf"tokenizer\.json: turning texts into tokens .*{message}.* pattern or normalizer is at fault"
+    )
 
 
 def test_a_tokenizer_that_eats_memory_is_refused(folder: Path, limit: Callable[[str, str], None]) -> None:
     limit("", "TEXT_SECONDS")
-    refused(hostile.growing(folder), r"tokenizer\.json: .* took more memory than it may")
+    check_refused(hostile.growing(folder), r"tokenizer\.json: .* took more memory than it may")
 
 
 def test_a_model_that_eats_memory_is_refused(tmp_path: Path) -> None:
     folder = make_tiny_base(tmp_path / "gptj", "gptj", rotary_dim=8, num_hidden_layers=2)
     assert imported(folder)["layers"] == 2
-    hostile.put(folder, "config.json", n_positions=10**8)  # a table of places that no weight belongs to
-    refused(folder, r"config\.json: loading the model took more memory than it may; a size in it")
+    hostile.put(folder, "config.json", n_positions=10**8)  # a table of positions without a weight
+    check_refused(folder, r"config\.json: loading the model took more memory than it may; a size in it")
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder: Path) -> None:
@@ -98,35 +100,35 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder: Path) ->
         value["added_tokens"].append({**value["added_tokens"][0], "id": 5000, "content": "fox"})
 
     hostile.edit(folder / "tokenizer.json", add)
-    refused(folder, r"tokenizer\.json gives token ids up to \d+, the weights have 320 tokens")
+    check_refused(folder, r"tokenizer\.json gives token ids up to \d+, the weights have 320 tokens")
 
 
-def test_families_that_cannot_be_a_base_are_told(folder: Path) -> None:
+def test_families_that_cannot_be_a_base_are_refused(folder: Path) -> None:
     hostile.put(folder, "config.json", model_type="t5", architectures=["T5ForConditionalGeneration"])
-    refused(folder, "'t5' models are not decoder-only text models")
+    check_refused(folder, "'t5' models are not decoder-only text models")
 
 
 def test_a_gguf_file_is_converted_and_tried_in_the_child(tiny_base: Path, tmp_path: Path) -> None:
     file = write_gguf(tiny_base, tmp_path / "tiny.gguf")
     data = file.read_bytes()
     for number, at in enumerate(range(24, min(len(data), 3000), 379)):
-        spoilt = tmp_path / f"{number}.gguf"
-        spoilt.write_bytes(data[:at] + bytes(255 - byte for byte in data[at : at + 16]) + data[at + 16 :])
+        damaged = tmp_path / f"{number}.gguf"
+        damaged.write_bytes(data[:at] + bytes(255 - byte for byte in data[at : at + 16]) + data[at + 16 :])
         try:
-            fetch_base("gguf", str(spoilt), tmp_path / f"made-{number}", SilentReporter())
+            fetch_base("gguf", str(damaged), tmp_path / f"made-{number}", SilentReporter())
         except SpeculoosError as error:
             assert "\n" not in str(error)
             assert not [p for p in tmp_path.iterdir() if f"made-{number}" in p.name]
 
 
 @pytest.mark.parametrize("value", [[1], None, {}, {"model_type": 5}])
-def test_a_json_file_of_another_shape_is_a_sentence(folder: Path, value: Any) -> None:
+def test_a_json_file_of_another_shape_is_refused(folder: Path, value: Any) -> None:
     (folder / "config.json").write_text(json.dumps(value))
-    refused(folder, "config.json")
+    check_refused(folder, "config.json")
 
 
 @pytest.mark.parametrize(
-    ("index", "says"),
+    ("index", "message"),
     [
         ({"weight_map": {"a": "../model.safetensors"}}, "lists '../model.safetensors', which is not a safetensors"),
         ({"weight_map": {"a": "/etc/passwd"}}, "lists '/etc/passwd', which is not a"),
@@ -138,9 +140,9 @@ def test_a_json_file_of_another_shape_is_a_sentence(folder: Path, value: Any) ->
         ({}, "weight_map: expected an object"),
     ],
 )
-def test_an_index_that_leads_astray_is_a_sentence(folder: Path, index: Any, says: str) -> None:
+def test_an_index_with_wrong_file_names_is_refused(folder: Path, index: Any, message: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(folder, rf"model\.safetensors\.index\.json: {says}")
+    check_refused(folder, rf"model\.safetensors\.index\.json: {message}")
 
 
 NAMES = ("config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json", "special_tokens_map.json")
@@ -161,7 +163,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(name=st.sampled_from(NAMES), key=st.sampled_from(KEYS), value=VALUES, whole=st.booleans())
-def test_no_shape_of_a_file_leads_to_more_than_a_sentence(
+def test_any_content_is_imported_or_refused_in_one_sentence(
     tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, name: str, key: str, value: Any, whole: bool
 ) -> None:
     folder = hostile.copy(tiny_base, tmp_path_factory.mktemp("shapes") / "copy")

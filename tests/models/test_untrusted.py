@@ -1,4 +1,4 @@
-"""What of an untrusted folder reaches transformers: no key that fetches or runs code, no file that was not hashed."""
+"""Of an untrusted folder, transformers sees no key that fetches or runs code and no file that was not hashed."""
 
 import json
 import shutil
@@ -40,10 +40,10 @@ def test_a_key_that_fetches_or_runs_code_is_dropped_and_the_model_computes_the_s
     hostile.put(folder, "config.0.0.0.json", model_type="gpt2")
     hostile.put(folder, "tokenizer.0.0.0.json", version="other")
     ids = torch.arange(8)[None]
-    made, original = load_base(folder), load_base(tiny_base)
-    assert torch.equal(made.model(ids).logits, original.model(ids).logits)
-    assert made.config._attn_implementation == original.config._attn_implementation
-    assert made.tokenizer("a fox 🦊")["input_ids"] == original.tokenizer("a fox 🦊")["input_ids"]
+    loaded, original = load_base(folder), load_base(tiny_base)
+    assert torch.equal(loaded.model(ids).logits, original.model(ids).logits)
+    assert loaded.config._attn_implementation == original.config._attn_implementation
+    assert loaded.tokenizer("a fox 🦊")["input_ids"] == original.tokenizer("a fox 🦊")["input_ids"]
 
 
 def test_such_keys_are_dropped_in_nested_configs_too(tmp_path: Path) -> None:
@@ -51,11 +51,13 @@ def test_such_keys_are_dropped_in_nested_configs_too(tmp_path: Path) -> None:
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     folder = make_tiny_base(tmp_path / "wrapped", "gemma3_text", **text)
     whole = {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"], "vision_config": {**FETCHING}}
-    hostile.edit(folder / "config.json", lambda own: {**whole, "text_config": {**own, **FETCHING}, **FETCHING})
+    hostile.edit(
+        folder / "config.json", lambda original: {**whole, "text_config": {**original, **FETCHING}, **FETCHING}
+    )
     with untrusted.sanitised_folder(folder) as clean:
-        shown = (clean / "config.json").read_text()
+        config_text = (clean / "config.json").read_text()
         config = AutoConfig.from_pretrained(clean)
-    assert "evil" not in shown and KERNEL not in shown and "vision_config" in json.loads(shown)
+    assert "evil" not in config_text and KERNEL not in config_text and "vision_config" in json.loads(config_text)
     assert config.text_config._attn_implementation != KERNEL and not hasattr(config.text_config, "auto_map")
 
 
@@ -103,7 +105,7 @@ def test_sizes_that_the_weights_do_not_have_are_refused_before_memory_is_taken(f
         load_base(folder)
 
 
-def test_weights_that_are_missing_are_told_instead_of_drawn(folder: Path) -> None:
+def test_missing_weights_are_reported_instead_of_initialized(folder: Path) -> None:
     hostile.put(folder, "config.json", num_hidden_layers=6)
     with pytest.raises(BadInput, match="lack 18 weights.*model.layers.4"):
         load_base(folder)
@@ -113,10 +115,10 @@ NAMED = [{"name": "tools", "template": "T"}, {"name": "default", "template": CHA
 
 
 @pytest.mark.parametrize("shape", [CHATML, NAMED, {"default": CHATML, "tools": "T"}], ids=["text", "list", "object"])
-@pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.json"])
-def test_templates_with_names_give_the_default_one(folder: Path, shape: object, place: str) -> None:
+@pytest.mark.parametrize("file_name", ["tokenizer_config.json", "chat_template.json"])
+def test_templates_with_names_give_the_default_one(folder: Path, shape: object, file_name: str) -> None:
     (folder / "chat_template.jinja").unlink()
-    hostile.put(folder, place, chat_template=shape)
+    hostile.put(folder, file_name, chat_template=shape)
     assert chat_template(folder) == CHATML
     assert load_base(folder).tokenizer.chat_template == CHATML
 

@@ -1,4 +1,4 @@
-"""A padded batch without its padding: the same hidden states at every real place, whatever the family."""
+"""A padded batch computed without its padding has the same hidden states at every real position, in each family."""
 
 import pytest
 import torch
@@ -23,17 +23,17 @@ def batch(base):
 
 
 @torch.no_grad()
-def test_real_places_are_as_with_padding(family):
+def test_hidden_states_at_real_positions_equal_those_with_padding(family):
     ids, real = batch(family)
     layers = (0, family.num_layers - 1)
-    plain, captured = family.forward_hidden(ids, layers=layers)
-    hidden, found = family.forward_hidden(ids, layers=layers, lengths=LENGTHS)
-    for wanted, got in zip((plain, *captured), (hidden, *found), strict=True):
-        assert torch.allclose(got[real], wanted[real], atol=1e-5)
-        assert not got[~real].any()
+    padded, padded_layers = family.forward_hidden(ids, layers=layers)
+    unpadded, unpadded_layers = family.forward_hidden(ids, layers=layers, lengths=LENGTHS)
+    for expected, actual in zip((padded, *padded_layers), (unpadded, *unpadded_layers), strict=True):
+        assert torch.allclose(actual[real], expected[real], atol=1e-5)
+        assert not actual[~real].any()
     assert family.config._attn_implementation != varlen.ATTENTION_NAME, "left as it was found"
     again, _ = family.forward_hidden(ids)
-    assert torch.equal(again, plain)
+    assert torch.equal(again, padded)
 
 
 @torch.no_grad()

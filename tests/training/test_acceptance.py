@@ -1,4 +1,4 @@
-"""Acceptance measured without generating is the engine's own figure, and drafts that know the text reach its bound."""
+"""Acceptance measured without generating equals the engine's; drafts that learned the text reach the upper bound."""
 
 from functools import cache
 
@@ -28,12 +28,12 @@ def test_the_walk_of_the_docstring():
 
 
 def test_walking_starts_anew_at_each_answer():
-    places = [(0, 2), (0, 3), (0, 9), (0, 10), (1, 2)]
-    assert simulate_steps([1, 0, 0, 0, 0], places) == (4, 5)
+    positions = [(0, 2), (0, 3), (0, 9), (0, 10), (1, 2)]
+    assert simulate_steps([1, 0, 0, 0, 0], positions) == (4, 5)
 
 
 def test_expected_tree_length_counts_each_node_once():
-    """Ranks of two depths at four places: (0, 0), (0, 1), (1, miss), (miss, 0)."""
+    """Ranks of two depths at four positions: (0, 0), (0, 1), (1, miss), (miss, 0)."""
     ranks = torch.tensor([[0, 0], [0, 1], [1, NO_RANK], [NO_RANK, 0]])
     total = Acceptance()
     outcome = outcome_of_ranks(ranks, torch.ones_like(ranks, dtype=torch.bool))
@@ -46,14 +46,14 @@ def test_expected_tree_length_counts_each_node_once():
 
 @pytest.fixture(scope="module")
 def base(tiny_base):
-    """The tiny base with sharper probabilities: no two tokens nearly tie, so learning them means naming them."""
+    """The tiny base with sharper probabilities: no two tokens nearly tie, so a draft can learn them exactly."""
     base = load_base(tiny_base)
     base.final_norm.weight.data *= 2
     return base
 
 
 @pytest.fixture(scope="module")
-def few(base):
+def answers(base):
     return answers_of(base)
 
 
@@ -73,22 +73,22 @@ SHARP = {
 
 
 @pytest.fixture(scope="module")
-def bent_of(tmp_path_factory):
+def special_base_of(tmp_path_factory):
     """A base whose logits are not the plain product with its head, and its answers, by family."""
-    return cache(lambda kind: make_bent(kind, tmp_path_factory))
+    return cache(lambda kind: make_special_base(kind, tmp_path_factory))
 
 
-def make_bent(kind, tmp_path_factory):
+def make_special_base(kind, tmp_path_factory):
     overrides, size = SHARP[kind]
     base = load_base(make_tiny_base(tmp_path_factory.mktemp(kind), kind, 2, num_hidden_layers=2, **overrides))
     base.final_norm.weight.data.fill_(size)  # Gemma adds 1 to it
-    few = answers_of(base)
-    assert all(len(set(c.token_ids[c.mask].tolist())) > 5 for c in few)
-    return base, few
+    answers = answers_of(base)
+    assert all(len(set(c.token_ids[c.mask].tolist())) > 5 for c in answers)
+    return base, answers
 
 
 def learn(method, features, steps=450, lr=5e-3):
-    """Full-batch Adam until it is known by heart; gives (loss − floor) by term."""
+    """Train with full-batch Adam until the answers are known by heart; return the loss by term."""
     optimizer = torch.optim.Adam([p for p in method.parameters() if p.requires_grad], lr=lr, fused=True)
     counts = method.counts(features).clamp(min=1)
     for step in range(steps):
@@ -101,7 +101,7 @@ def learn(method, features, steps=450, lr=5e-3):
 
 
 def floor(method, base, features, conversations):
-    """What the loss cannot go below: the entropy of the base's distribution where it is soft, else 0."""
+    """The lower bound of the loss: the entropy of the base's distribution where labels are soft, else 0."""
     if method.draft.method in ("medusa", "dflash", "draft"):
         return torch.zeros(1)  # hard labels, and KL is a distance
     logs = base.model(collate(conversations).input_ids).logits.log_softmax(-1)
@@ -120,23 +120,23 @@ def floor(method, base, features, conversations):
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "peagle", "dflash", "draft"])
-def test_a_draft_that_knows_the_answers_drafts_them_in_the_engine(name, base, few):
+def test_a_draft_that_knows_the_answers_drafts_them_in_the_engine(name, base, answers):
     """Overfit: loss within 0.05 of its floor, τ ≥ 0.95·(depth + 1) in the engine, equal to what training measured."""
     torch.manual_seed(0)
     settings = {"medusa_num_heads": 3, "ttt_steps": 3, "draft_num_layers": 2, "eagle_noise": 0.0, "draft_loss": "kl"}
     settings |= {"num_depths": 3, "down_sample_ratio": 1.0}
     settings |= {"block_size": 4, "dflash_num_layers": 1}
-    method = make_method(train_config(method=name, **settings), base, few)
-    features = method.features(collate(few))
-    loss = learn(method, features, 900 if name == "dflash" else 450)  # its frozen head is reached slowly
-    assert (loss - floor(method, base, features, few) < 0.05).all()
+    method = make_method(train_config(method=name, **settings), base, answers)
+    features = method.features(collate(answers))
+    loss = learn(method, features, 900 if name == "dflash" else 450)  # its frozen head makes it learn slowly
+    assert (loss - floor(method, base, features, answers) < 0.05).all()
     depth = DEPTHS[name]
     assert measure_acceptance(method, [features]).tau >= 0.95 * (depth + 1)
-    assert engine_tau(base, method.draft, few, depth) >= 0.95 * (depth + 1)
+    assert engine_tau(base, method.draft, answers, depth) >= 0.95 * (depth + 1)
 
 
 def engine_tau(base, draft, conversations, depth):
-    """τ of chains in the engine, which writes the conversations again."""
+    """τ of chains in the engine, which generates the conversations again."""
     steps = []
     for conversation in conversations:
         start = int(conversation.mask.nonzero()[0])
@@ -159,42 +159,42 @@ def engine_tau(base, draft, conversations, depth):
         ("draft", "gemma2"),
     ],
 )
-def test_every_method_learns_by_heart_what_a_base_with_another_head_says(name, family, bent_of, tmp_path):
-    """Saved and loaded too, a chain of two is nearly always taken; the loss meets the base's own entropy."""
-    base, few = bent_of(family)
+def test_every_method_learns_the_answers_of_a_base_with_a_special_head(name, family, special_base_of, tmp_path):
+    """The loss reaches the base's entropy; chains of two are nearly always accepted, also after saving and loading."""
+    base, answers = special_base_of(family)
     torch.manual_seed(0)
     settings = {"medusa_num_heads": 2, "ttt_steps": 2, "draft_num_layers": 2, "eagle_noise": 0.0}
     settings |= {"block_size": 3}
     tied = {"medusa_tie_lm_head": True, "medusa_num_layers": 2} if name == "medusa-tied" else {}
-    method = make_method(train_config(method=name.removesuffix("-tied"), **settings, **tied), base, few)
-    features = method.features(collate(few))
+    method = make_method(train_config(method=name.removesuffix("-tied"), **settings, **tied), base, answers)
+    features = method.features(collate(answers))
     steps = 250 if name == "dflash" else 100  # its head is frozen
-    excess = learn(method, features, steps, lr=1e-2) - floor(method, base, features, few)
-    limit = 1.0 if name.startswith(("medusa", "dflash")) else 0.1  # a capped logit names no token alone
+    excess = learn(method, features, steps, lr=1e-2) - floor(method, base, features, answers)
+    limit = 1.0 if name.startswith(("medusa", "dflash")) else 0.1  # capped logits cannot favour one token strongly
     assert (excess.abs() < limit).all()
     draft = load_draft(save_draft(tmp_path / "draft", method.draft, {}), base)
-    assert engine_tau(base, draft, few, 2) > 2.5
+    assert engine_tau(base, draft, answers, 2) > 2.5
 
 
-def test_what_training_measures_is_what_the_engine_does(base, few):
+def test_what_training_measures_is_what_the_engine_does(base, answers):
     """A half-trained draft: the walk over the data gives the engine's own steps, answer by answer."""
     torch.manual_seed(0)
-    method = make_method(train_config(method="eagle3", ttt_steps=3), base, few)
-    learn(method, method.features(collate(few)), steps=60)
-    for conversation in few:
-        walked = measure_acceptance(method, [method.features(collate([conversation]))])
+    method = make_method(train_config(method="eagle3", ttt_steps=3), base, answers)
+    learn(method, method.features(collate(answers)), steps=60)
+    for conversation in answers:
+        measured = measure_acceptance(method, [method.features(collate([conversation]))])
         start = int(conversation.mask.nonzero()[0])
         target = Target(base, 256)
         drafter = make_drafter(target, copy_as_loaded(base, method.draft), {"tree": [[0], [0, 0], [0, 0, 0]]})
         config = GenerateConfig(max_tokens=len(conversation) - start)
-        whole = [s for s in generate(target, drafter, conversation.token_ids[:start].tolist(), config) if s.counted]
-        accepted = [len(s.tokens) for s in whole]
-        assert (walked.steps, walked.emitted) == (len(accepted), sum(accepted))
+        steps = [s for s in generate(target, drafter, conversation.token_ids[:start].tolist(), config) if s.counted]
+        accepted = [len(s.tokens) for s in steps]
+        assert (measured.steps, measured.emitted) == (len(accepted), sum(accepted))
 
 
-def test_samples_show_where_tokens_came_from(base, few):
-    method = make_method(train_config(method="eagle3"), base, few)
-    record = sample(base, method.draft, few[0])
+def test_samples_show_where_tokens_came_from(base, answers):
+    method = make_method(train_config(method="eagle3"), base, answers)
+    record = sample(base, method.draft, answers[0])
     assert record["text"] == "".join(t["text"] for t in record["tokens"])
     assert {t["origin"] for t in record["tokens"]} <= {"draft", "target"}
     assert record["mean_accepted_length"] >= 1 and "fox" in record["prompt"]

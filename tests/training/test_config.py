@@ -1,4 +1,4 @@
-"""Settings are checked as they are made, and each can be shown in a form without torch."""
+"""Settings are checked when they are created, and can be shown in a form without torch."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from training.setup import lr_factor
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "settings",
     [
         {"method": "magic"},
         {"lr": 0},
@@ -31,9 +31,9 @@ from training.setup import lr_factor
         {"held_out": 1.0},
     ],
 )
-def test_a_value_that_cannot_be_meant_names_its_field(bad):
-    with pytest.raises(BadInput, match=next(iter(bad))):
-        train_config(**bad)
+def test_an_invalid_value_names_its_field(settings):
+    with pytest.raises(BadInput, match=next(iter(settings))):
+        train_config(**settings)
 
 
 def test_typed_settings_are_read_as_their_fields_type():
@@ -97,32 +97,33 @@ def test_the_learning_rate_rises_then_falls():
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(0, 256), (12_000, 256), (16_384, 512), (70_000, 2048), (10**7, 4096)])
-def test_a_batch_nobody_asked_for_follows_the_data(tokens, batch):
+def test_the_default_batch_size_follows_the_data(tokens, batch):
     assert train_config("medusa").for_tokens(tokens).batch_tokens == batch
     assert train_config("medusa", batch_tokens=100).for_tokens(tokens).batch_tokens == 100
 
 
 @pytest.mark.parametrize(
-    ("steps", "often", "save"), [(12, 1, 10), (400, 20, 40), (5_000, 250, 100), (10**6, 500, 100), (0, 50, 50)]
+    ("steps", "eval_every", "save_every"),
+    [(12, 1, 10), (400, 20, 40), (5_000, 250, 100), (10**6, 500, 100), (0, 50, 50)],
 )
-def test_measurements_and_saves_nobody_asked_for_follow_the_length(steps, often, save):
-    found = train_config("medusa").for_steps(steps)
-    assert (found.eval_every, found.save_every) == (often, save)
-    told = train_config("medusa", eval_every=0, save_every=7).for_steps(steps)
-    assert (told.eval_every, told.save_every) == (0, 7)
+def test_default_evaluations_and_saves_follow_the_length(steps, eval_every, save_every):
+    config = train_config("medusa").for_steps(steps)
+    assert (config.eval_every, config.save_every) == (eval_every, save_every)
+    explicit = train_config("medusa", eval_every=0, save_every=7).for_steps(steps)
+    assert (explicit.eval_every, explicit.save_every) == (0, 7)
 
 
-@pytest.mark.parametrize(("held", "often"), [(0.1, 3), (1.0, 4), (2.0, 8), (100.0, 15)])
-def test_measuring_takes_less_than_learning(held, often):
-    """Sixty steps would be measured twenty times; each time over `held` batches, a quarter of the steps at most pays
-    for it, and four times it is measured whatever it costs."""
+@pytest.mark.parametrize(("held_batches", "eval_every"), [(0.1, 3), (1.0, 4), (2.0, 8), (100.0, 15)])
+def test_evaluating_takes_less_than_training(held_batches, eval_every):
+    """By default sixty steps have twenty evaluations. Each takes `held_batches` batches; together they take at most a
+    quarter of the training's, but there are at least four evaluations."""
     config = train_config("medusa")
-    assert config.for_steps(60, held).eval_every == often
-    assert config.for_steps(0, held).eval_every == 50
-    assert train_config("medusa", eval_every=1).for_steps(60, held).eval_every == 1
+    assert config.for_steps(60, held_batches).eval_every == eval_every
+    assert config.for_steps(0, held_batches).eval_every == 50
+    assert train_config("medusa", eval_every=1).for_steps(60, held_batches).eval_every == 1
 
 
-def test_an_emptied_text_leaves_a_number_to_the_data():
+def test_an_empty_text_leaves_a_number_to_the_data():
     assert train_config("medusa", batch_tokens="", eval_every="").batch_tokens is None
     with pytest.raises(BadInput, match="batch_tokens: expected a whole number, or nothing"):
         train_config("medusa", batch_tokens="many")

@@ -11,7 +11,7 @@ from models.dflash import DFlashDraft
 from models.methods import train_config
 from speculoos.errors import BadInput
 from tests.training.test_loop import Notebook, config
-from tests.training.test_losses import FAMILIES, agree, in_answer, literal, stirred
+from tests.training.test_losses import FAMILIES, check_losses, family_logits, in_answer, perturbed
 from training.batches import collate
 from training.dflash import DFlashMethod
 from training.loop import train
@@ -22,7 +22,7 @@ DEPTH = 3
 
 @pytest.fixture(scope="module")
 def batch(conversations):
-    """Three rows; in each a user's turn between two answers."""
+    """Three rows, each with a user's turn between two answers."""
     batch = collate(conversations[:3])
     batch = replace(batch, mask=batch.mask.clone())
     for row, tokens in enumerate(batch.mask):
@@ -38,7 +38,7 @@ def block_logits(draft, base, aux, ids, anchor):
     x = draft(
         draft.block_ids(ids[anchor : anchor + 1]), positions[:, anchor:], backend, (context, positions[:, :anchor])
     )
-    return literal(base, F.linear(x[0, 1:], draft.head.weight, draft.head.bias))
+    return family_logits(base, F.linear(x[0, 1:], draft.head.weight, draft.head.bias))
 
 
 def literal_loss(method, base, batch, weights_of):
@@ -94,22 +94,22 @@ def test_the_dflash_loss_equals_the_literal_one(family, kind, weights, small, ba
     settings = train_config("dflash", block_size=DEPTH + 1, dflash_loss=kind, position_weights=weights)
     ids = torch.arange(0, base.vocab_size, 2) if small else None
     draft = DFlashDraft.from_base(base, ids, dflash_num_layers=2, block_size=DEPTH + 1)
-    method = stirred(DFlashMethod(settings, base, draft))
+    method = perturbed(DFlashMethod(settings, base, draft))
     features = method.features(batch)
     total, count = literal_loss(method, base, batch, decayed if weights == "decay" else dpace)
-    agree(method, features, [total])
+    check_losses(method, features, [total])
     assert method.counts(features).tolist() == [count] and count > 20
 
 
 def test_a_step_takes_some_blocks_at_random_the_same_for_the_same_seed(base, batch):
     settings = train_config("dflash", block_size=DEPTH + 1, max_anchors=6)
-    method = stirred(DFlashMethod(settings, base))
+    method = perturbed(DFlashMethod(settings, base))
     features = method.features(batch)
     one, again, other = (with_draws(method, features, seed) for seed in (1, 1, 2))
     assert torch.equal(one["chosen"], again["chosen"]) and not torch.equal(one["chosen"], other["chosen"])
     assert len(one["chosen"]) == 6 and "chosen" not in features
     assert torch.equal(method(one).loss_sums, method(again).loss_sums)
-    parts = [method({**features, "chosen": place[None]}) for place in one["chosen"]]
+    parts = [method({**features, "chosen": index[None]}) for index in one["chosen"]]
     assert torch.allclose(method(one).loss_sums, sum(part.loss_sums for part in parts), rtol=1e-5)
     assert method(one).hits.shape == (6, DEPTH)
     everything = with_draws(method, features, 0 if method.config.max_anchors > len(features["row"]) else 3)
@@ -117,7 +117,7 @@ def test_a_step_takes_some_blocks_at_random_the_same_for_the_same_seed(base, bat
 
 
 def test_chunks_of_blocks_change_nothing(base, batch, monkeypatch):
-    method = stirred(DFlashMethod(train_config("dflash", block_size=DEPTH + 1), base))
+    method = perturbed(DFlashMethod(train_config("dflash", block_size=DEPTH + 1), base))
     features = method.features(batch)
 
     def loss_and_gradients():
@@ -136,7 +136,7 @@ def test_chunks_of_blocks_change_nothing(base, batch, monkeypatch):
 
 
 def test_a_batch_without_a_block_has_no_loss_and_gradients_of_zero(base, batch):
-    """All parameters have one: other processes wait for them."""
+    """All parameters have a gradient, because other processes wait for them."""
     method = DFlashMethod(train_config("dflash", block_size=DEPTH + 1), base)
     features = method.features(replace(batch, mask=torch.zeros_like(batch.mask)))
     outcome = method(features)

@@ -1,4 +1,4 @@
-"""Losses that a setting chooses equal their formulas under autograd, gradients included; D-PACE its definition."""
+"""Losses chosen by a setting equal their formulas, gradients included; D-PACE equals its definition."""
 
 from itertools import product
 
@@ -10,7 +10,7 @@ from models.families import IDENTITY_RULE, LogitRule
 from models.logits import Head
 from models.methods import train_config
 from models.methods.record import LOSS_CHUNK_FLOATS
-from tests.training.test_losses import agree, in_answer, stirred
+from tests.training.test_losses import check_losses, in_answer, perturbed
 from training.batches import collate
 from training.eagle3 import Eagle3Method
 from training.losses import DISTANCES, dpace_weights, hard_loss, label_losses, unrolled_loss
@@ -25,7 +25,7 @@ def batch(conversations):
 
 
 def distance(kind, q_logits, p_logits):
-    """Of each row [N]."""
+    """The distance of each row [N]."""
     log_q, log_p = q_logits.log_softmax(-1), p_logits.log_softmax(-1)
     q, p = log_q.exp(), log_p.exp()
     of_tokens = {
@@ -83,7 +83,7 @@ def test_total_variation_is_the_probability_of_a_rejection():
 
 
 def literal_weights(losses, alpha):
-    """Of the counted positions of one draft: w_j = Σ_{m ≥ j} c_1 ⋯ c_m."""
+    """The weights of the counted positions of one draft: w_j = Σ_{m ≥ j} c_1 ⋯ c_m."""
     reached, products = 1.0, []
     for loss in losses:
         reached = reached * ((1 - alpha) * torch.exp(-loss.detach()) + alpha)
@@ -107,13 +107,13 @@ def test_the_eagle3_losses_equal_the_literal_ones(kind, base_of, batch):
     base = base_of("llama")
     config = train_config(method="eagle3", ttt_steps=3, ttt_loss=kind, dpace_alpha=ALPHA)
     ids = torch.arange(0, base.vocab_size, 2)
-    method = stirred(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids)))
+    method = perturbed(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids)))
     features = method.features(batch)
     hidden, aux = base.forward_hidden(batch.input_ids, layers=method.draft.layers_wanted)
     theirs, draft = base.model(batch.input_ids).logits, method.draft
     loss_sums = [torch.zeros(()) for _ in range(3)]
     for b, t in [(row, t) for row in range(3) for t in range(int(batch.lengths[row]) - 2)]:
-        states, found = draft.fuse(hidden, aux)[b : b + 1, : t + 1], {}
+        states, losses = draft.fuse(hidden, aux)[b : b + 1, : t + 1], {}
         for j in range(3):
             if not in_answer(batch.mask, b, *range(t + 1, t + 3 + j)):
                 break
@@ -121,22 +121,24 @@ def test_the_eagle3_losses_equal_the_literal_ones(kind, base_of, batch):
             p_logits, q_logits = theirs[b, t + 1 + j], draft.logits(out[0, -1])
             if bool(draft.t2d[p_logits.argmax()]):
                 column = draft.to_draft(batch.input_ids[b, t + 2 + j])
-                sure = -q_logits.log_softmax(-1)[column] if column >= 0 else torch.tensor(torch.inf)
-                found[j] = distance("ce" if kind == "dpace" else kind, q_logits, p_logits[draft.draft_ids]), sure
+                label_loss = -q_logits.log_softmax(-1)[column] if column >= 0 else torch.tensor(torch.inf)
+                losses[j] = distance("ce" if kind == "dpace" else kind, q_logits, p_logits[draft.draft_ids]), label_loss
             states = torch.cat([states, out[:, -1:]], 1)
         weights = (
-            literal_weights([sure for _, sure in found.values()], ALPHA) if kind == "dpace" else [1.0] * len(found)
+            literal_weights([label_loss for _, label_loss in losses.values()], ALPHA)
+            if kind == "dpace"
+            else [1.0] * len(losses)
         )
-        for (j, (loss, _)), weight in zip(found.items(), weights, strict=True):
+        for (j, (loss, _)), weight in zip(losses.items(), weights, strict=True):
             loss_sums[j] = loss_sums[j] + weight * loss
-    agree(method, features, loss_sums)
+    check_losses(method, features, loss_sums)
     assert method.weights == pytest.approx([1.0] * 3 if kind == "dpace" else [1.0, 0.8, 0.64])
 
 
 def test_medusas_dpace_loss_equals_the_literal_one(base_of, batch):
     base = base_of("llama")
     config = train_config(medusa_num_heads=3, medusa_loss="dpace", dpace_alpha=ALPHA)
-    method = stirred(MedusaMethod(config, base))
+    method = perturbed(MedusaMethod(config, base))
     hidden, _ = base.forward_hidden(batch.input_ids)
     loss_sums = [torch.zeros(()) for _ in range(3)]
     for b, t in product(range(3), range(batch.input_ids.shape[1])):
@@ -147,5 +149,5 @@ def test_medusas_dpace_loss_equals_the_literal_one(base_of, batch):
         ]
         for i, (loss, weight) in enumerate(zip(losses, literal_weights(losses, ALPHA), strict=True)):
             loss_sums[i] = loss_sums[i] + weight * loss
-    agree(method, method.features(batch), loss_sums)
+    check_losses(method, method.features(batch), loss_sums)
     assert method.weights == [1.0] * 3

@@ -1,4 +1,4 @@
-"""docs/library.md: a loaded model becomes a draft in training under Hugging Face's Trainer, and is restored."""
+"""The examples of docs/library.md: a base gets a draft, Hugging Face's Trainer trains it, and it is restored."""
 
 import re
 import shutil

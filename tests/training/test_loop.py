@@ -1,4 +1,4 @@
-"""The loop: learns, resumes exactly, stops when asked, and meets trouble with one sentence."""
+"""The training loop learns, resumes exactly, stops on request, and reports errors in one sentence."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def config(method="medusa", **changes):
 
 
 class Notebook(SilentReporter):
-    """Keeps what is reported; asks to stop once `stop_after` steps are reported."""
+    """Records what is reported; requests a stop once `stop_after` steps are reported."""
 
     def __init__(self, stop_after=None):
         self.values, self.lines, self.stop_after = {}, [], stop_after
@@ -59,11 +59,13 @@ class Notebook(SilentReporter):
         return {step: values[name] for step, values in self.values.items() if name in values}
 
 
-def check_it_learned(notes, method, to=0.95):
-    """The last ten of 40 steps against the first ten. EAGLE-3's and P-EAGLE's last norm starts low, so that their first
-    guesses are nearly uniform, as a tiny random base is: there is less to gain than from a bad start."""
+def check_it_learned(notes, method, factor=0.95):
+    """The last ten of 40 steps have a lower loss than the first ten. EAGLE-3's and P-EAGLE's last norm starts low, so
+    their first predictions are nearly uniform, like those of a tiny random base: there is less to gain."""
     losses = list(notes.curve().values())
-    assert len(losses) == 40 and sum(losses[-10:]) < (0.99 if method in ("eagle3", "peagle") else to) * sum(losses[:10])
+    assert len(losses) == 40 and sum(losses[-10:]) < (0.99 if method in ("eagle3", "peagle") else factor) * sum(
+        losses[:10]
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -89,19 +91,19 @@ EAGLE31 = {"fc_norm": True, "norm_output": True, "ttt_loss": "dpace"}
 
 
 @pytest.mark.parametrize(
-    ("method", "saved", "changes"),
+    ("method", "save_dtype", "changes"),
     [*((name, "float32", {}) for name in METHODS), ("medusa", "bfloat16", {}), ("eagle3", "float32", EAGLE31)],
 )
-def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, saved, changes, tiny_base, dataset, tmp_path):
+def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, save_dtype, changes, tiny_base, dataset, tmp_path):
     whole, first, second = Notebook(), Notebook(stop_after=7), Notebook()
-    settings = config(method, save_dtype=saved, **changes)
+    settings = config(method, save_dtype=save_dtype, **changes)
     straight = train(settings, tiny_base, dataset, tmp_path / "a", reporter=whole)
     with pytest.raises(Cancelled, match="after step 7"):
         train(settings, tiny_base, dataset, tmp_path / "b", reporter=first)
-    kept = load_file(tmp_path / "b" / "state-7" / "draft.safetensors")
-    assert {tensor.dtype for tensor in kept.values() if tensor.is_floating_point()} == {torch.float32}
+    weights = load_file(tmp_path / "b" / "state-7" / "draft.safetensors")
+    assert {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()} == {torch.float32}
     resumed = train(settings, tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=second)
-    assert read_config(resumed.folder)["dtype"] == saved
+    assert read_config(resumed.folder)["dtype"] == save_dtype
     assert {**first.curve(), **second.curve()} == whole.curve()
     assert {**first.curve("train/tokens"), **second.curve("train/tokens")} == whole.curve("train/tokens")
     assert second.curve("eval/tau") == {s: v for s, v in whole.curve("eval/tau").items() if s > 7}
@@ -157,14 +159,14 @@ def test_a_run_killed_at_any_step_goes_on_to_the_same_weights(tiny_base, dataset
     reading, writing = os.pipe()
     child = begin("tests.training.test_loop", [arguments], out=writing)
     os.close(writing)
-    with open(reading) as said:
-        seen = [json.loads(line) for line in islice((line for line in said if line.startswith("[")), 11)]
+    with open(reading) as output:
+        losses = [json.loads(line) for line in islice((line for line in output if line.startswith("[")), 11)]
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
-    assert [step for step, _ in seen] == list(range(1, 12))
-    again = Notebook()
-    resumed = train(train_config(**settings), tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=again)
-    assert min(again.curve()) >= 10 and {**dict(seen), **again.curve()} == pytest.approx(whole.curve(), abs=1e-6)
+    assert [step for step, _ in losses] == list(range(1, 12))
+    second = Notebook()
+    resumed = train(train_config(**settings), tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=second)
+    assert min(second.curve()) >= 10 and {**dict(losses), **second.curve()} == pytest.approx(whole.curve(), abs=1e-6)
     a, b = (load_file(r.folder / "model.safetensors") for r in (straight, resumed))
     assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
 
@@ -194,13 +196,16 @@ def test_resuming_on_other_data_is_refused(tiny_base, dataset, rows, tmp_path):
 
 
 def test_no_state_is_newer_than_what_is_stored(tiny_base, dataset, tmp_path):
-    """A database was locked for longer than a lease lasts: the resumed run left out the steps in between."""
+    """A state newer than the stored values (the database was locked for too long) would make a resumed run skip
+    steps."""
 
-    class Away(Notebook):
+    class LockedDatabase(Notebook):
         def keep(self):
             return len(self.values) <= 4
 
-    train(config(max_steps=8, save_every=1, keep_last=20), tiny_base, dataset, tmp_path / "out", reporter=Away())
+    train(
+        config(max_steps=8, save_every=1, keep_last=20), tiny_base, dataset, tmp_path / "out", reporter=LockedDatabase()
+    )
     assert {path.name for path in all_resume_points(tmp_path / "out")} == {f"state-{step}" for step in (1, 2, 3, 4)}
 
 
@@ -214,7 +219,7 @@ def test_a_resumed_run_removes_what_the_killed_one_left_on_the_disk(tiny_base, d
 
 
 def test_resuming_with_another_number_of_processes_is_refused(tiny_base, dataset, tmp_path, monkeypatch):
-    """It would take other batches in each step."""
+    """Each step would use other batches."""
     train(config(held_out=0), tiny_base, dataset, tmp_path / "out")
     monkeypatch.setattr("accelerate.Accelerator.num_processes", 2)
     with pytest.raises(BadInput, match="processes"):
@@ -230,9 +235,9 @@ def test_the_learning_rate_by_the_clock_is_the_first_processes(tiny_base, datase
 
 def test_the_scale_of_fp16_gradients_is_part_of_a_state(tiny_base, dataset, tmp_path):
     def trainer():
-        made = Trainer(config(), tiny_base, dataset, tmp_path / "out", SilentReporter(), {})
-        made.accelerator.scaler = torch.amp.GradScaler("cpu")
-        return made
+        result = Trainer(config(), tiny_base, dataset, tmp_path / "out", SilentReporter(), {})
+        result.accelerator.scaler = torch.amp.GradScaler("cpu")
+        return result
 
     first, second = trainer(), trainer()
     first.accelerator.scaler.load_state_dict(first.accelerator.scaler.state_dict() | {"scale": 512.0})
@@ -256,22 +261,22 @@ def test_a_prompt_that_cannot_be_answered_gives_no_sample_and_ends_no_training(t
     assert result.step == 2
 
 
-def test_a_device_that_cannot_do_what_is_asked_is_refused(tiny_base, dataset, tmp_path, monkeypatch):
+def test_a_device_that_cannot_be_used_is_refused(tiny_base, dataset, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="fp16 needs a GPU"):
         train(config(mixed_precision="fp16"), tiny_base, dataset, tmp_path / "out")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(BadInput, match="2 GPUs"):
         train(config(device="cuda:2"), tiny_base, dataset, tmp_path / "out")
-    taken = []
-    monkeypatch.setattr("torch.cuda.set_device", taken.append)
+    devices = []
+    monkeypatch.setattr("torch.cuda.set_device", devices.append)
     monkeypatch.setattr("accelerate.Accelerator", lambda **_options: None)
     make_accelerator(config(device="cuda:1"))
-    assert taken == [torch.device("cuda:1")]
+    assert devices == [torch.device("cuda:1")]
 
 
 def test_the_best_draft_on_held_out_data_is_the_one_kept(tiny_base, dataset, tmp_path):
-    """A rate that ruins the heads: what is kept is what was measured best, not what came last."""
+    """With a learning rate that ruins the heads, the best measured draft is kept, not the last one."""
     notes = Notebook()
     ruinous = config(lr=1.0, clip=0.0, eval_every=1, schedule="constant", warmup_ratio=0.5)
     result = train(ruinous, tiny_base, dataset, tmp_path / "out", reporter=notes)
@@ -315,9 +320,9 @@ def test_held_out_features_are_in_memory_one_batch_at_a_time(tiny_base, dataset,
 
     def features(*arguments):
         assert not any(reference() is not None for reference in earlier)
-        found = computed(*arguments)
-        earlier.append(weakref.ref(found["hidden"]))
-        return found
+        result = computed(*arguments)
+        earlier.append(weakref.ref(result["hidden"]))
+        return result
 
     trainer.held_out.features = features
     assert trainer._evaluate().steps and len(earlier) > 1
@@ -325,8 +330,8 @@ def test_held_out_features_are_in_memory_one_batch_at_a_time(tiny_base, dataset,
 
 def test_features_kept_in_memory_or_on_disk_change_nothing(tiny_base, dataset, tmp_path):
     notes = [Notebook(), Notebook(), Notebook()]
-    for note, place in zip(notes, ({}, {"cache_disk_gb": 0.1}, {"cache_disk_gb": 0.0}), strict=True):
-        settings = config("eagle3", **({"cache_features_mb": 0} if place else {}), **place)
+    for note, options in zip(notes, ({}, {"cache_disk_gb": 0.1}, {"cache_disk_gb": 0.0}), strict=True):
+        settings = config("eagle3", **({"cache_features_mb": 0} if options else {}), **options)
         train(settings, tiny_base, dataset, tmp_path / str(id(note)), reporter=note)
     assert notes[0].curve() == notes[1].curve() == notes[2].curve()
     assert any("100% of them fit in the cache" in line for line in notes[1].lines)
@@ -344,7 +349,7 @@ def test_the_store_fills_memory_then_disk_then_forgets(tmp_path):
 
 
 def test_accumulation_equals_one_larger_batch(tiny_base, base, conversations):
-    """Unequal masks: dividing by the step's whole count makes two small batches one large one."""
+    """With unequal masks, dividing by the count of the whole step makes two small batches equal one large one."""
     from training.batches import collate
     from training.method import make_method
 
@@ -371,29 +376,29 @@ def test_a_half_precision_base_and_mixed_precision_learn_too(method, precision, 
     changes |= {"method": "medusa", "medusa_tie_lm_head": True} if method == "tied" else {"method": method}
     settings = config(max_steps=40, lr=5e-3, **changes)
     result = train(settings, tiny_base, dataset, tmp_path / "out", reporter=notes)
-    check_it_learned(notes, method, to=0.98)
+    check_it_learned(notes, method, factor=0.98)
     assert read_config(result.folder)["dtype"] == "bfloat16"
 
 
-def test_a_loss_that_is_no_number_is_one_sentence(tiny_base, dataset, tmp_path):
+def test_a_loss_that_is_no_number_is_reported_with_a_hint(tiny_base, dataset, tmp_path):
     ruinous = config("eagle", lr=10.0, optimizer="sgd", clip=0, max_steps=60, eagle_feature_weight=1e6)
     with pytest.raises(BadInput, match="at step .* lower lr") as error:
         train(ruinous, tiny_base, dataset, tmp_path / "out")
     assert error.value.hint
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(tiny_base, dataset, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_leaves_nothing_half_written(tiny_base, dataset, tmp_path, monkeypatch):
     import shutil
 
     usage = shutil.disk_usage(tmp_path)
-    # what a full disk would say; tests/drills/test_disk.py fills a real one
+    # as on a full disk; tests/drills/test_disk.py fills a real one
     monkeypatch.setattr("training.resume_points.shutil.disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(Unavailable, match="free"):
         train(config(held_out=0), tiny_base, dataset, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_no_memory_is_one_sentence_with_what_to_change(tiny_base, dataset, tmp_path, monkeypatch):
+def test_no_memory_is_reported_with_what_to_change(tiny_base, dataset, tmp_path, monkeypatch):
     def greedy(*_a, **_k):
         torch.empty(1 << 60)
 
@@ -429,7 +434,7 @@ def test_a_draft_of_another_width_learns_and_drafts_exactly(init, tiny_base, dat
     base = load_base(tiny_base)
     draft = load_draft(result.folder, base)
     assert draft.model.config.hidden_size == 16 and draft.model.config.intermediate_size == 24
-    plain, drafted = ([token.id for step in steps_of(base, made) for token in step.tokens] for made in (None, draft))
+    plain, drafted = ([token.id for step in steps_of(base, model) for token in step.tokens] for model in (None, draft))
     assert plain == drafted
 
 
@@ -439,9 +444,9 @@ def steps_of(base, draft):
     return list(generate(target, drafter, list(range(20, 40)), GenerateConfig(max_tokens=24)))
 
 
-def test_a_length_nobody_chose_is_cut_to_the_base(tiny_base, dataset, tmp_path):
-    chosen = {name: value for name, value in SHORT.items() if name != "max_length"}
-    default = train_config("medusa", **{**chosen, "max_steps": 1, "eval_every": 0})
+def test_the_default_length_is_cut_to_the_base(tiny_base, dataset, tmp_path):
+    options = {name: value for name, value in SHORT.items() if name != "max_length"}
+    default = train_config("medusa", **{**options, "max_steps": 1, "eval_every": 0})
     assert default.max_length == 2048
     result = train(default, tiny_base, dataset, tmp_path / "out")
     assert read_config(result.folder)["training"]["settings"]["max_length"] == 512
@@ -460,10 +465,10 @@ def test_a_base_that_drafts_cannot_be_made_for_is_refused_by_name(dataset, tmp_p
 
 
 def test_other_families_train_too(tmp_path):
-    """Each method's loss beside heads of other families: test_losses.py, test_peagle.py, test_dflash.py."""
+    """test_losses.py, test_peagle.py and test_dflash.py check each method's loss with heads of other families."""
     sizes_of = {"gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4}, "granite": GRANITE}
-    tried = {"gpt2": METHODS, "phi": ("medusa", "eagle3", "draft"), "granite": ("eagle", "peagle", "dflash")}
-    for family, methods in tried.items():
+    methods_of = {"gpt2": METHODS, "phi": ("medusa", "eagle3", "draft"), "granite": ("eagle", "peagle", "dflash")}
+    for family, methods in methods_of.items():
         sizes = sizes_of.get(family, {})
         folder = make_tiny_base(tmp_path / family, family, **sizes)
         rows = [answer(load_base(folder), f"count {i}", 20) for i in range(4)]
@@ -475,19 +480,19 @@ def test_other_families_train_too(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_checkpoint_is_trained_further(method, base, tiny_base, dataset, tmp_path):
-    """It starts where the first run ended, with its vocabulary, and gets better than a run from nothing."""
+    """It starts with the weights and the vocabulary of the first run, and with a lower loss than a fresh run."""
     sizes = {"draft_vocab_size": 100} if method in ("medusa", "eagle3", "peagle", "dflash") else {}
     first = train(config(method, **sizes), tiny_base, dataset, tmp_path / "first")
     notes, fresh = Notebook(), Notebook()
-    more = config(method, draft_path=str(first.folder), max_steps=4, warmup_ratio=0.0)
-    trainer = Trainer(more, tiny_base, dataset, tmp_path / "more", notes, {})
+    settings = config(method, draft_path=str(first.folder), max_steps=4, warmup_ratio=0.0)
+    trainer = Trainer(settings, tiny_base, dataset, tmp_path / "more", notes, {})
     stored = load_draft(first.folder, base)
-    started = trainer.method.draft.state_dict()
-    assert all(torch.equal(started[name], tensor) for name, tensor in stored.state_dict().items())
-    ended = trainer.run()
+    initial = trainer.method.draft.state_dict()
+    assert all(torch.equal(initial[name], tensor) for name, tensor in stored.state_dict().items())
+    result = trainer.run()
     train(config(method, **sizes, max_steps=4, warmup_ratio=0.0), tiny_base, dataset, tmp_path / "fresh", None, fresh)
     assert list(notes.curve().values())[0] < list(fresh.curve().values())[0]
-    assert read_config(ended.folder).get("draft_vocab_size") == sizes.get("draft_vocab_size")
+    assert read_config(result.folder).get("draft_vocab_size") == sizes.get("draft_vocab_size")
     flags = {name: p.requires_grad for name, p in trainer.method.draft.named_parameters()}
     fresh_method = Trainer(config(method, **sizes), tiny_base, dataset, tmp_path / "n", SilentReporter(), {}).method
     assert flags == {name: p.requires_grad for name, p in fresh_method.draft.named_parameters()}
@@ -505,13 +510,13 @@ def test_two_sets_train_as_one(tiny_base, rows, tmp_path):
     """Their rows are read one after the other: the same losses as of one set that holds all of them."""
     parts = [write_dataset(tmp_path / "first", rows[:5]), write_dataset(tmp_path / "second", rows[5:])]
     curves = []
-    for number, given in enumerate((write_dataset(tmp_path / "whole", rows), parts)):
+    for number, data in enumerate((write_dataset(tmp_path / "whole", rows), parts)):
         notes = Notebook()
-        train(config(max_steps=4), tiny_base, given, tmp_path / f"out-{number}", None, notes)
+        train(config(max_steps=4), tiny_base, data, tmp_path / f"out-{number}", None, notes)
         curves.append(notes.curve())
     assert curves[0] == curves[1] and len(curves[0]) == 4
 
 
 if __name__ == "__main__":
-    wanted, *folders = json.loads(sys.argv[1])
-    train(train_config(**wanted), *folders, Slow())
+    options, *folders = json.loads(sys.argv[1])
+    train(train_config(**options), *folders, Slow())

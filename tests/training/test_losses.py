@@ -31,8 +31,8 @@ def batch(conversations):
     return collate(conversations[:3])
 
 
-def stirred(method, scale=0.05):
-    """Weights moved away from their start, so that nothing is zero by construction."""
+def perturbed(method, scale=0.05):
+    """Move the weights away from their start, so that nothing is zero by construction."""
     torch.manual_seed(1)
     with torch.no_grad():
         for p in method.parameters():
@@ -40,8 +40,8 @@ def stirred(method, scale=0.05):
     return method.eval()
 
 
-def agree(method, features, literal_sums):
-    """The method's sums and gradients against a differentiable literal computation."""
+def check_losses(method, features, literal_sums):
+    """Compare the method's sums and gradients with a differentiable literal computation."""
     weights = torch.arange(1.0, 1 + len(literal_sums))
     outcome = method(features, scale=weights)
     assert torch.allclose(outcome.loss_sums, torch.stack(literal_sums), rtol=1e-5, atol=1e-4)
@@ -64,7 +64,7 @@ def cross_entropy(q_logits, p_logits):
     return -(p_logits.softmax(-1) * q_logits.log_softmax(-1)).sum()
 
 
-def literal(base, product):
+def family_logits(base, product):
     """Logits of the product with the head, as the families' forwards in transformers write it."""
     kind = base.config.model_type
     return {"granite": product / 3.0, "cohere": product * 0.3, "gemma2": torch.tanh(product / 20.0) * 20.0}.get(
@@ -112,19 +112,19 @@ def test_chunked_distances_equal_their_definitions(kind, rule, monkeypatch):
 
 
 class Largest(TorchDispatchMode):
-    """Keeps the size of the largest tensor that any operation gives."""
+    """Records the size of the largest tensor that any operation returns."""
 
     size = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        self.size = max([self.size, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
-        return made
+        result = function(*args, **(kwargs or {}))
+        self.size = max([self.size, *(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))])
+        return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_are_never_whole(dtype, monkeypatch):
-    """The largest matrix made is one chunk, whatever the number of rows."""
+    """The largest tensor is one chunk, whatever the number of rows."""
     monkeypatch.setitem(LOSS_CHUNK_FLOATS, "cpu", 1 << 12)
     x, target = torch.randn(500, 4, requires_grad=True), torch.randn(500, 4)
     weight, other = (Head(torch.randn(64, 4).to(dtype), torch.randn(64).to(dtype), LogitRule(0.3)) for _ in range(2))
@@ -169,7 +169,7 @@ def test_no_label_reaches_over_a_gap_between_answers():
 def test_the_medusa_loss_equals_the_literal_one(family, base_of, batch, tied):
     base = base_of(family)
     config = train_config(medusa_num_heads=3, medusa_num_layers=2, medusa_tie_lm_head=tied)
-    method = stirred(MedusaMethod(config, base))
+    method = perturbed(MedusaMethod(config, base))
     features = method.features(batch)
     hidden, _ = base.forward_hidden(batch.input_ids)
     loss_sums, counts = [torch.zeros(()) for _ in range(3)], [0, 0, 0]
@@ -179,29 +179,29 @@ def test_the_medusa_loss_equals_the_literal_one(family, base_of, batch, tied):
                 if in_answer(batch.mask, b, *range(t + 1, t + 3 + i)):
                     linear = method.draft.output(i)
                     z = F.linear(method.draft.blocks[i](hidden[b, t]), linear.weight, linear.bias)
-                    logits = literal(base, z)
+                    logits = family_logits(base, z)
                     loss_sums[i] = loss_sums[i] + F.cross_entropy(logits, batch.input_ids[b, t + 2 + i])
                     counts[i] += 1
-    agree(method, features, loss_sums)
+    check_losses(method, features, loss_sums)
     assert method.counts(features).tolist() == counts
     assert method.weights == pytest.approx([0.2, 0.16, 0.128])
 
 
 def test_medusa_labels_outside_the_draft_vocabulary_are_misses_not_losses(base, batch, conversations):
-    whole = MedusaMethod(train_config(medusa_num_heads=2), base)
-    some = MedusaMethod(train_config(medusa_num_heads=2, draft_vocab_size=20), base, None, conversations)
-    all_features, features = whole.features(batch), some.features(batch)
+    full = MedusaMethod(train_config(medusa_num_heads=2), base)
+    reduced = MedusaMethod(train_config(medusa_num_heads=2, draft_vocab_size=20), base, None, conversations)
+    all_features, features = full.features(batch), reduced.features(batch)
     assert torch.equal(features["valid"], all_features["valid"])
-    known = torch.isin(all_features["columns"], some.draft.draft_ids) & features["valid"]
-    assert torch.equal(features["columns"] >= 0, known) and not bool(known.all())
-    outcome = some(features)
-    assert not (outcome.hits & ~known).any() and torch.equal(some.counts(features), known.sum(0))
+    in_vocabulary = torch.isin(all_features["columns"], reduced.draft.draft_ids) & features["valid"]
+    assert torch.equal(features["columns"] >= 0, in_vocabulary) and not bool(in_vocabulary.all())
+    outcome = reduced(features)
+    assert not (outcome.hits & ~in_vocabulary).any() and torch.equal(reduced.counts(features), in_vocabulary.sum(0))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_eagle_loss_equals_the_literal_one(family, base_of, batch):
     base = base_of(family)
-    method = stirred(EagleMethod(train_config(method="eagle", eagle_num_layers=2), base))
+    method = perturbed(EagleMethod(train_config(method="eagle", eagle_num_layers=2), base))
     features = method.features(batch)
     hidden, _ = base.forward_hidden(batch.input_ids)
     p_logits = base.model(batch.input_ids).logits
@@ -213,9 +213,9 @@ def test_the_eagle_loss_equals_the_literal_one(family, base_of, batch):
             if in_answer(batch.mask, b, t + 1, t + 2):
                 d = (g[t] - hidden[b, t + 1]).abs()
                 smooth = smooth + torch.where(d < 1, 0.5 * d * d, d - 0.5).mean()
-                soft = soft + cross_entropy(literal(base, base.lm_head(g[t])), p_logits[b, t + 1])
+                soft = soft + cross_entropy(family_logits(base, base.lm_head(g[t])), p_logits[b, t + 1])
                 count += 1
-    agree(method, features, [smooth, soft])
+    check_losses(method, features, [smooth, soft])
     assert method.counts(features).tolist() == [count, count] and method.weights == [1.0, 0.1]
 
 
@@ -246,7 +246,7 @@ def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabula
         for row, tokens in enumerate(batch.mask):
             start = int(tokens.int().argmax()) + 4 + row
             batch.mask[row, start : start + 3] = False
-    method = stirred(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids, **dict.fromkeys(norms, True))))
+    method = perturbed(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids, **dict.fromkeys(norms, True))))
     features = method.features(batch)
     hidden, aux = base.forward_hidden(batch.input_ids, layers=method.draft.layers_wanted)
     theirs = base.model(batch.input_ids).logits
@@ -268,7 +268,7 @@ def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabula
                     loss_sums[j] = loss_sums[j] + cross_entropy(q_logits, p_logits[method.draft.draft_ids])
                     counts[j] += 1
                 states = torch.cat([states, out[:, -1:]], 1)
-    agree(method, features, loss_sums)
+    check_losses(method, features, loss_sums)
     assert method.counts(features).tolist() == counts
     assert method.weights == pytest.approx([1.0, 0.8, 0.64])
     assert vocabulary == "all" or counts[0] < len(features["row"])
@@ -290,7 +290,7 @@ def test_a_head_left_to_the_base_changes_no_loss_and_takes_no_gradient(family, b
     assert torch.equal(trained.draft.fc.weight.grad, frozen.draft.fc.weight.grad)
 
 
-def test_places_of_rows_make_a_table():
+def test_positions_of_rows_make_a_table():
     row, position = torch.tensor([0, 0, 2]), torch.tensor([3, 4, 7])
     table, column = pad_positions_by_row(row, position, 3)
     assert table.tolist() == [[3, 4], [0, 0], [7, 0]] and column.tolist() == [0, 1, 0]
@@ -310,7 +310,7 @@ def test_a_chunked_gradient_is_taken_once():
 )
 def test_the_standalone_loss_equals_the_literal_one(family, base_of, batch, kind):
     base = base_of(family)
-    method = stirred(StandaloneMethod(train_config(method="draft", draft_num_layers=2, draft_loss=kind), base))
+    method = perturbed(StandaloneMethod(train_config(method="draft", draft_num_layers=2, draft_loss=kind), base))
     features = method.features(batch)
     total = torch.zeros(())
     for b in range(3):
@@ -329,15 +329,15 @@ def test_the_standalone_loss_equals_the_literal_one(family, base_of, batch, kind
                         "tv": (p - q).abs().sum() / 2,
                     }[kind]
                 )
-    agree(method, features, [total])
+    check_losses(method, features, [total])
     assert method.counts(features).tolist() == [int(batch.mask.sum())]
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "peagle", "dflash", "draft"])
-def test_padding_and_company_change_no_loss(base, conversations, name):
+def test_padding_and_other_rows_change_no_loss(base, conversations, name):
     """Rows alone or together in a padded batch give the same sums."""
     config = train_config(method=name, draft_num_layers=2, down_sample_ratio=1.0)
-    method = stirred(make_method(config, base, conversations))
+    method = perturbed(make_method(config, base, conversations))
     together = method(method.features(collate(conversations[:3]))).loss_sums
     alone = sum(method(method.features(collate([c]))).loss_sums for c in conversations[:3])
     assert torch.allclose(together, alone, rtol=1e-5)

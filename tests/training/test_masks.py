@@ -1,4 +1,4 @@
-"""Loss masks: the answers with their end-of-turn tokens and nothing else, whatever the source."""
+"""Loss masks cover the answers with their end-of-turn tokens and nothing else, whatever the source."""
 
 import json
 import shutil
@@ -27,20 +27,20 @@ TWO_TURNS = [
 ]
 
 
-def shown(masked, tokenizer):
-    """The texts of the runs in the loss."""
-    texts, run = [], []
+def loss_texts(masked, tokenizer):
+    """The texts of successive tokens in the loss."""
+    texts, tokens = [], []
     for token, inside in zip([*masked.token_ids, 0], [*masked.mask, False], strict=True):
         if inside:
-            run.append(token)
-        elif run:
-            texts.append(tokenizer.decode(run))
-            run = []
+            tokens.append(token)
+        elif tokens:
+            texts.append(tokenizer.decode(tokens))
+            tokens = []
     return texts
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_messages_the_template_refuses_are_a_bad_row_not_the_end(base, monkeypatch, marked):
+def test_messages_the_template_refuses_are_a_bad_row(base, monkeypatch, marked):
     refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
     template = MARKED if marked else MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     monkeypatch.setattr(base.tokenizer, "chat_template", refusing + template)
@@ -54,24 +54,24 @@ def test_answers_with_their_end_of_turn_and_nothing_else(base, monkeypatch, mark
     if marked:
         monkeypatch.setattr(base.tokenizer, "chat_template", MARKED)
     masked = mask_conversation({"messages": TWO_TURNS}, base.tokenizer)
-    assert shown(masked, base.tokenizer) == ["lazy dog<|im_end|>", "3 + 1<|im_end|>"]
+    assert loss_texts(masked, base.tokenizer) == ["lazy dog<|im_end|>", "3 + 1<|im_end|>"]
     assert masked.source == ("marks" if marked else "prefixes")
 
 
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize(
-    ("finish", "learnt"),
+    ("finish", "expected"),
     [
         (["stop", "stop"], ["lazy dog<|im_end|>", "3 + 1<|im_end|>"]),
         (["stop", "length"], ["lazy dog<|im_end|>", "3 + 1"]),
         (["length", "stop"], ["lazy dog", "3 + 1<|im_end|>"]),
     ],
 )
-def test_an_answer_that_a_limit_cut_teaches_no_end_of_turn(base, monkeypatch, marked, finish, learnt):
+def test_an_answer_that_a_limit_cut_teaches_no_end_of_turn(base, monkeypatch, marked, finish, expected):
     if marked:
         monkeypatch.setattr(base.tokenizer, "chat_template", MARKED)
     masked = mask_conversation({"messages": TWO_TURNS, "finish": finish}, base.tokenizer)
-    assert shown(masked, base.tokenizer) == learnt
+    assert loss_texts(masked, base.tokenizer) == expected
 
 
 def test_a_cut_answer_without_a_template_teaches_no_end_of_text(base, monkeypatch):
@@ -82,13 +82,13 @@ def test_a_cut_answer_without_a_template_teaches_no_end_of_text(base, monkeypatc
     assert whole.token_ids == [*cut.token_ids, base.tokenizer.eos_token_id] and all(cut.mask[-2:])
 
 
-def test_kept_token_ids_win_over_text(base):
+def test_stored_token_ids_win_over_text(base):
     row = {"messages": TWO_TURNS, "token_ids": [1, 2, 3, 4, 5], "loss_spans": [[2, 3], [4, 5]]}
     masked = mask_conversation(row, base.tokenizer)
     assert masked.mask == [False, False, True, False, True] and masked.source == "tokens"
 
 
-def test_derived_mask_equals_the_kept_one(base, rows):
+def test_derived_mask_equals_the_stored_one(base, rows):
     for row in rows:
         if row["token_ids"][-1] in base.eos_ids:
             continue
@@ -100,12 +100,12 @@ def test_derived_mask_equals_the_kept_one(base, rows):
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_an_answer_nobody_asked_for_brings_no_header_into_the_loss(base, monkeypatch, marked):
+def test_an_answer_without_a_question_brings_no_header_into_the_loss(base, monkeypatch, marked):
     if marked:
         monkeypatch.setattr(base.tokenizer, "chat_template", MARKED)
     messages = [{"role": "assistant", "content": "hello"}, *TWO_TURNS[1:3]]
     masked = mask_conversation({"messages": messages}, base.tokenizer)
-    assert shown(masked, base.tokenizer) == ["hello<|im_end|>"] * marked + ["lazy dog<|im_end|>"]
+    assert loss_texts(masked, base.tokenizer) == ["hello<|im_end|>"] * marked + ["lazy dog<|im_end|>"]
 
 
 def test_a_template_that_drops_earlier_turns_leaves_them_out(base, monkeypatch):
@@ -116,13 +116,13 @@ def test_a_template_that_drops_earlier_turns_leaves_them_out(base, monkeypatch):
     )
     monkeypatch.setattr(base.tokenizer, "chat_template", last_only)
     masked = mask_conversation({"messages": TWO_TURNS}, base.tokenizer)
-    assert shown(masked, base.tokenizer) == ["3 + 1<|im_end|>"]
+    assert loss_texts(masked, base.tokenizer) == ["3 + 1<|im_end|>"]
 
 
 def test_a_base_without_a_template_takes_prompt_and_answer(base, monkeypatch):
     monkeypatch.setattr(base.tokenizer, "chat_template", None)
     masked = mask_conversation({"messages": TWO_TURNS[1:3]}, base.tokenizer)
-    assert shown(masked, base.tokenizer) == ["lazy dog<|im_end|>"]
+    assert loss_texts(masked, base.tokenizer) == ["lazy dog<|im_end|>"]
     with pytest.raises(BadInput, match="no chat template"):
         mask_conversation({"messages": TWO_TURNS}, base.tokenizer)
 
@@ -146,8 +146,8 @@ def test_truncation_and_dropped_rows_are_counted(base, tmp_path):
         {"id": "no answer", "messages": [{"role": "user", "content": "?"}]},
         {"id": "bad span", "token_ids": [5, 6], "loss_spans": [[1, 9]]},
     ]
-    found, report = load_conversations(write_dataset(tmp_path / "d", rows), base.tokenizer, 10)
-    assert [c.id for c in found] == ["long", "fine"]
+    conversations, report = load_conversations(write_dataset(tmp_path / "d", rows), base.tokenizer, 10)
+    assert [c.id for c in conversations] == ["long", "fine"]
     assert (report.truncated, report.truncated_tokens, report.tokens, report.loss_tokens) == (2, 20, 13, 8)
     assert sum(report.dropped.values()) == 3
     assert "2 cut off" in report.sentence()
@@ -195,7 +195,7 @@ def test_collate_pads_on_the_right(conversations):
 
 
 def test_the_preview_knows_every_end_token_of_the_base(tiny_base, tmp_path):
-    """The tokenizer's own may be another than the one that ends a turn."""
+    """The tokenizer's own end token may differ from the one that ends a turn."""
     folder = shutil.copytree(tiny_base, tmp_path / "base")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|endoftext|>"}))

@@ -1,4 +1,4 @@
-"""P-EAGLE's training: the loss equals a literal one, and random depth sampling computes what it says."""
+"""P-EAGLE's training: the loss equals a literal one, and random depth sampling follows its settings."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from models.methods import train_config
 from models.methods.peagle import expansion
 from models.peagle import PEagleDraft
 from tests.models.test_peagle import drafted_alone
-from tests.training.test_losses import FAMILIES, agree, batch, in_answer, stirred
+from tests.training.test_losses import FAMILIES, batch, check_losses, in_answer, perturbed
 from training.peagle import PEagleMethod, rollout_counts, sample_rollouts
 
 __all__ = ["batch"]
@@ -26,21 +26,21 @@ def method_for(base, layers=1, vocabulary=None, **changes):
     draft = PEagleDraft.from_base(
         base, vocabulary, mask_token_id=7, num_depths=DEPTHS, aux_layers=(0, 1, 1), eagle_num_layers=layers
     )
-    return stirred(PEagleMethod(config(**changes), base, draft))
+    return perturbed(PEagleMethod(config(**changes), base, draft))
 
 
 @pytest.mark.parametrize(
-    ("family", "layers", "some", "answers"),
+    ("family", "layers", "small", "answers"),
     [*((name, 1, False, 1) for name in FAMILIES), ("llama", 2, True, 2), ("llama", 1, True, 2)],
 )
-def test_the_loss_equals_the_literal_one(family, layers, some, answers, base_of, batch):
+def test_the_loss_equals_the_literal_one(family, layers, small, answers, base_of, batch):
     base = base_of(family)
     if answers == 2:  # a user's turn between two answers
         batch = replace(batch, mask=batch.mask.clone())
         for row, tokens in enumerate(batch.mask):
             first = int(tokens.nonzero()[0])
             batch.mask[row, first + 5 : first + 8] = False
-    ids = torch.arange(0, base.vocab_size, 2) if some else None
+    ids = torch.arange(0, base.vocab_size, 2) if small else None
     method = method_for(base, layers, ids, down_sample_ratio=1.0)
     features, draft = method.features(batch), method.draft
     _, aux = base.forward_hidden(batch.input_ids, layers=draft.layers_wanted)
@@ -56,7 +56,7 @@ def test_the_loss_equals_the_literal_one(family, layers, some, answers, base_of,
             for d in reached:
                 p = logits[b, t + 1 + d][draft.draft_ids].softmax(-1)
                 total, count = total - (p * q[d]).sum(), count + 1
-    outcome = agree(method, features, [total])
+    outcome = check_losses(method, features, [total])
     assert method.counts(features).tolist() == [count] == [int(outcome.valid.sum())]
 
 
@@ -83,10 +83,10 @@ def test_sampled_rollouts_are_nested_have_fixed_numbers_and_differ_by_seed(ratio
     assert ratio == 1 or not torch.equal(first, second)
 
 
-def test_every_rollout_has_its_chance():
+def test_every_rollout_can_be_sampled():
     generator = torch.Generator().manual_seed(0)
-    often = sum(sample_rollouts(REACHED[:50], 0.7, 0.2, generator).int() for _ in range(100))
-    assert (often[REACHED[:50]] > 0).all()
+    counts = sum(sample_rollouts(REACHED[:50], 0.7, 0.2, generator).int() for _ in range(100))
+    assert (counts[REACHED[:50]] > 0).all()
 
 
 def test_the_seed_chooses_the_rollouts_and_the_count_is_known_before(base, batch):

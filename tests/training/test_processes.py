@@ -1,4 +1,4 @@
-"""Trainings in two processes: equal to one, stopped together, ended by any process that fails or is killed."""
+"""Trainings in two processes equal one process, stop together, and end when any process fails or is killed."""
 
 import os
 import pickle
@@ -78,20 +78,20 @@ def test_two_nodes_equal_one_process_with_accumulation(tiny_base, dataset, tmp_p
     monkeypatch.setattr(processes, "CONNECT_SECONDS", 1)
     with pytest.raises(Unavailable, match="No training waits at 127.0.0.1"):
         join_training(endpoint, lambda *_: ())
-    asked = []
+    joined = []
 
     def join():
-        while not asked:  # until the first node listens
+        while not joined:  # until the first node listens
             with suppress(Unavailable):
-                join_training(endpoint, lambda *given: asked.append(given) or ())
+                join_training(endpoint, lambda *arguments: joined.append(arguments) or ())
 
     second = threading.Thread(target=join)
     second.start()
     rendezvous = Rendezvous(2, endpoint, job="the job")
-    where = (tiny_base, dataset, tmp_path / "two")
-    result = train_in_processes(1, (), together, config(**SAME), *where, rendezvous=rendezvous)
+    folders = (tiny_base, dataset, tmp_path / "two")
+    result = train_in_processes(1, (), together, config(**SAME), *folders, rendezvous=rendezvous)
     second.join()
-    assert asked == [(1, "the job")] and result.step == 4
+    assert joined == [(1, "the job")] and result.step == 4
     for name in ("train/loss", "train/grad_norm", "eval/tau", "train/tokens"):
         assert together.curve(name) == pytest.approx(alone.curve(name), rel=1e-5), name
 
@@ -115,16 +115,18 @@ def test_a_training_that_the_home_has_not_signed_is_not_unpickled(tmp_path, monk
 def test_each_decoder_layer_is_sharded_by_itself(method, layers, tiny_base):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
-        made = make_method(config(method), load_base(tiny_base), ())
-        shard(made, torch.device("cpu"))
+        trainer = make_method(config(method), load_base(tiny_base), ())
+        shard(trainer, torch.device("cpu"))
     finally:
         dist.destroy_process_group()
-    groups = {type(module).__name__.removeprefix("FSDP") for module in made.modules() if isinstance(module, FSDPModule)}
-    assert groups == {layers, type(made).__name__.removeprefix("FSDP")}
+    groups = {
+        type(module).__name__.removeprefix("FSDP") for module in trainer.modules() if isinstance(module, FSDPModule)
+    }
+    assert groups == {layers, type(trainer).__name__.removeprefix("FSDP")}
 
 
 def test_a_stopped_run_ends_at_one_step_and_resumes(tiny_base, dataset, tmp_path):
-    """Also if a worker that stops signals the whole group of the job."""
+    """Also if a stopping worker signals the whole process group of the job."""
     first = Stopper(lambda: [os.kill(server.pid, signal.SIGTERM) for server in fork_servers()])
     first.stop_after = 2
     with pytest.raises(Cancelled, match="after step 2"):

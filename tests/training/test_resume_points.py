@@ -1,4 +1,4 @@
-"""A damaged state is recognized, said, and skipped for an older one that is whole."""
+"""A damaged state is detected, reported, and skipped in favour of an older intact one."""
 
 import json
 import shutil
@@ -40,12 +40,12 @@ def states(straight, tmp_path):
     return shutil.copytree(straight[0], tmp_path / "run")
 
 
-def old_version(state):
-    """As states were before they had sums."""
+def remove_sums(state):
+    """Remove the sums; states of earlier versions had none."""
     (state / CHECKSUM_FILE).unlink()
 
 
-def facts(state):
+def break_trainer_state(state):
     (state / CHECKSUM_FILE).unlink()
     (state / TRAINER_STATE).write_text("[1]")
 
@@ -56,28 +56,28 @@ DAMAGES = {
     "draft cut": lambda state: cut(state / DRAFT),
     "optimizer gone": lambda state: (state / OPTIMIZER).unlink(),
     "facts cut": lambda state: cut(state / TRAINER_STATE),
-    "old, draft cut": lambda state: (old_version(state), cut(state / DRAFT)),
-    "old, optimizer cut": lambda state: (old_version(state), cut(state / OPTIMIZER, 0.9)),
-    "old, facts no object": facts,
+    "old, draft cut": lambda state: (remove_sums(state), cut(state / DRAFT)),
+    "old, optimizer cut": lambda state: (remove_sums(state), cut(state / OPTIMIZER, 0.9)),
+    "old, facts no object": break_trainer_state,
 }
 
 
-@pytest.mark.parametrize("spoil", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_state_is_recognized_and_the_one_before_it_taken(spoil, states):
-    said = []
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_state_is_reported_and_the_one_before_it_used(damage, states):
+    messages = []
     assert [resume_point_damage(state) for state in all_resume_points(states)] == ["", "", ""]
-    spoil(states / "state-8")
-    assert latest_undamaged_resume_point([states], said.append) == states / "state-6"
-    (sentence,) = said
-    assert "run/state-8 is damaged (" in sentence and "skipped" in sentence
+    damage(states / "state-8")
+    assert latest_undamaged_resume_point([states], messages.append) == states / "state-6"
+    (message,) = messages
+    assert "run/state-8 is damaged (" in message and "skipped" in message
 
 
-def test_states_of_an_earlier_version_are_whole_without_sums(states):
-    old_version(states / "state-8")
+def test_states_of_an_earlier_version_are_intact_without_sums(states):
+    remove_sums(states / "state-8")
     assert latest_undamaged_resume_point([states], pytest.fail) == states / "state-8"
 
 
-def test_a_run_resumes_from_the_newest_whole_state_and_ends_the_same(straight, states, tiny_base, dataset, tmp_path):
+def test_a_run_resumes_from_the_newest_intact_state_and_ends_the_same(straight, states, tiny_base, dataset, tmp_path):
     flip(states / "state-8" / OPTIMIZER)
     cut(states / "state-6" / DRAFT)
     notes = Notebook()
@@ -88,30 +88,30 @@ def test_a_run_resumes_from_the_newest_whole_state_and_ends_the_same(straight, s
         "run/state-6 is damaged (draft.safetensors is damaged (its sha256 differs from SHA256SUMS)), so it is skipped.",
     ]
     assert "Resumed from step 4." in notes.lines
-    made = load_file(result.folder / "model.safetensors")
-    assert all(torch.equal(made[name], tensor) for name, tensor in straight[1].items())
+    weights = load_file(result.folder / "model.safetensors")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in straight[1].items())
 
 
-def test_with_no_whole_state_the_run_begins_anew_and_says_so(straight, states, tiny_base, dataset, tmp_path):
+def test_with_no_intact_state_the_run_starts_again_and_reports_it(straight, states, tiny_base, dataset, tmp_path):
     for state in all_resume_points(states):
         cut(state / DRAFT)
     notes = Notebook()
     result = train(config(**SETTINGS), tiny_base, dataset, states, states, notes)
     assert "No intact training state is left, so the training starts from the beginning." in notes.lines
-    made = load_file(result.folder / "model.safetensors")
-    assert all(torch.equal(made[name], tensor) for name, tensor in straight[1].items())
+    weights = load_file(result.folder / "model.safetensors")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in straight[1].items())
     assert [resume_point_damage(state) for state in all_resume_points(states)] == ["", "", ""]
 
 
-def test_a_damaged_best_draft_is_made_again(states, tiny_base, dataset, tmp_path):
+def test_a_damaged_best_draft_is_left_out(states, tiny_base, dataset, tmp_path):
     shutil.rmtree(states / "state-8")
     shutil.rmtree(states / "state-6")
-    kept = json.loads((states / "state-4" / TRAINER_STATE).read_text())["best"]["step"]
+    best_step = json.loads((states / "state-4" / TRAINER_STATE).read_text())["best"]["step"]
     best = states / "best" / "model.safetensors"
     flip(best)
     notes = Notebook()
     result = train(config(**SETTINGS), tiny_base, dataset, tmp_path / "next", states, notes)
-    assert kept == 4 and any("The best draft so far is left out" in line for line in notes.lines)
+    assert best_step == 4 and any("The best draft so far is left out" in line for line in notes.lines)
     assert result.metrics["best_step"] == 8
 
 

@@ -1,4 +1,4 @@
-"""A stranger's method, one file and one line of registration, goes the whole way (tests/models/methods/toy.py)."""
+"""A third-party method of one file and one line of registration works everywhere (tests/models/methods/toy.py)."""
 
 import json
 import sys
@@ -15,8 +15,8 @@ from tests.tools.zygote import begin
 pytestmark = pytest.mark.integration
 
 
-def whole_way(commands):
-    """In a process of its own, for methods are registered when it begins: the commands, then the form."""
+def run_commands_and_form(commands):
+    """Run the commands, then fill the form, in a separate process, because methods are registered at its start."""
     import gradio as gr
 
     from app import forms
@@ -24,8 +24,8 @@ def whole_way(commands):
     from app.views.train_settings import SettingControls
     from cli.main import main
 
-    for words in commands:
-        assert main([*words, "--json"]) == 0
+    for command in commands:
+        assert main([*command, "--json"]) == 0
     with gr.Blocks():
         controls = SettingControls()
     values = forms.recipe_values("bigram", forms.OWN_SETTINGS) | {"bigram_rank": 8}
@@ -41,23 +41,25 @@ def test_it_trains_as_a_job_is_in_the_form_and_is_measured(
     """The commands' process uses the services of this one."""
     monkeypatch.setenv("SPECULOOS_METHODS", "tests.models.methods.toy")
     add_answers(home, add_base(home, tiny_base))
-    words = ["train", "bigram", "--model", "tiny", "--data", "answers", "--name", "table", "--set", "bigram_rank=8"]
-    words += ["--set", "max_steps=3", "--set", "batch_tokens=256", "--set", "max_length=64", "--wait"]
-    measure = ["evaluate", "--model", "tiny@table", "--limit", "1", "--max-tokens", "8"]
-    asked = json.dumps([words, measure, ["models", "list"]])
-    said = tmp_path / "said"
-    with Services(home, programs_for("gpu")), said.open("wb") as out:
-        made = begin("tests.models.methods.test_toy", [asked], out=out.fileno())
-        assert made.wait(240) == 0, said.read_text()
-    trained, found, models, form = [line for line in said.read_text().splitlines() if line.startswith(("{", "["))]
-    trained, found = json.loads(trained), json.loads(found)
+    train = ["train", "bigram", "--model", "tiny", "--data", "answers", "--name", "table", "--set", "bigram_rank=8"]
+    train += ["--set", "max_steps=3", "--set", "batch_tokens=256", "--set", "max_length=64", "--wait"]
+    evaluate = ["evaluate", "--model", "tiny@table", "--limit", "1", "--max-tokens", "8"]
+    commands = json.dumps([train, evaluate, ["models", "list"]])
+    output = tmp_path / "said"
+    with Services(home, programs_for("gpu")), output.open("wb") as out:
+        process = begin("tests.models.methods.test_toy", [commands], out=out.fileno())
+        assert process.wait(240) == 0, output.read_text()
+    trained, evaluation, models, form = [
+        line for line in output.read_text().splitlines() if line.startswith(("{", "["))
+    ]
+    trained, evaluation = json.loads(trained), json.loads(evaluation)
     assert (trained["checkpoint"], trained["step"], trained["job_state"]) == ("tiny@table", 3, "SUCCEEDED")
-    assert found["identical_to_plain"] and found["mean_accepted_length"] >= 1
-    listed = [c["method"] for m in json.loads(models) for c in m["checkpoints"] if c["name"] == "table"]
-    assert listed == ["bigram"]
+    assert evaluation["identical_to_plain"] and evaluation["mean_accepted_length"] >= 1
+    methods = [c["method"] for m in json.loads(models) for c in m["checkpoints"] if c["name"] == "table"]
+    assert methods == ["bigram"]
     names = [*METHODS, "bigram"]
     assert form.startswith(f"{names} True {{'bigram_rank': 8}} <p class=\"sp-lead\">A table of")
 
 
 if __name__ == "__main__":
-    whole_way(json.loads(sys.argv[1]))
+    run_commands_and_form(json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What is drafted, in words: read as people type it, written as it is read, and said of which drafts it can be."""
+"""Drafting options as text: parsing, formatting, and which methods support which options."""
 
 from typing import Any
 
@@ -25,27 +25,27 @@ from speculoos.errors import BadInput
         ("[(0,), (0, 1)]", {"tree": [[0], [0, 1]]}),
     ],
 )
-def test_words_are_read(text: str, drafting: dict[str, Any]) -> None:
+def test_text_is_parsed(text: str, drafting: dict[str, Any]) -> None:
     assert parse(text) == drafting
     if not drafting_text(drafting).startswith("tree of"):
         assert parse(drafting_text(drafting)) == drafting
 
 
 @pytest.mark.parametrize("drafting", [{}, {"tree": [[0], [0, 0], [1], [2], [0, 1]]}, {"depth": 4, "top_k": 8}])
-def test_what_is_typed_says_all_of_it(drafting: dict[str, Any]) -> None:
+def test_editable_text_is_complete(drafting: dict[str, Any]) -> None:
     assert parse(editable_text(drafting)) == drafting
 
 
-def test_words_tell_trees_apart() -> None:
+def test_different_trees_have_different_texts() -> None:
     assert drafting_text({"tree": [[0], [0, 0], [0, 0, 0]]}) == "chain 3" == drafting_text({"tree": [[0, 0, 0]]})
     assert drafting_text({"tree": [[0], [1], [0, 0], [1, 0]]}) == "tree 2x1"
-    some, other = ({"tree": tree} for tree in ([[0], [0, 0], [1]], [[0], [0, 1], [1]]))
-    assert drafting_text(some) != drafting_text(other) and drafting_text(some).startswith("tree of 3 choices")
+    first, second = ({"tree": tree} for tree in ([[0], [0, 0], [1]], [[0], [0, 1], [1]]))
+    assert drafting_text(first) != drafting_text(second) and drafting_text(first).startswith("tree of 3 choices")
     assert drafting_text({"depth": 3, "drafter": "ngram"}) == "ngram, depth 3"
     assert drafting_text({"tree": "no tree"}).startswith("tree of ?")
 
 
-def test_a_tree_that_nobody_can_count_is_said_at_once() -> None:
+def test_a_huge_tree_is_described_at_once() -> None:
     for tree in ([[10**12]], [[99_999, 99_999, 99_999]], [[float("inf")]]):
         assert drafting_text({"tree": tree}).startswith("tree of 1 choices")
 
@@ -57,7 +57,7 @@ def test_what_is_no_tree_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("chain 33", "33 deep"),
         ("tree 99x1x1x1x1x1x1x1x1x1x1x1", "1,188 nodes"),
@@ -77,10 +77,10 @@ def test_what_is_no_tree_is_refused(text: str) -> None:
         ("[" + "1if 1else " * 1900 + "1]", "expected own"),
     ],
 )
-def test_a_tree_that_would_fill_memory_is_refused_in_one_sentence(text: str, why: str) -> None:
-    with pytest.raises(BadInput, match=why) as refused:
+def test_a_tree_that_would_fill_memory_is_refused_in_one_sentence(text: str, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason) as error:
         parse(text)
-    assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
+    assert len(str(error.value)) < 400 and "\n" not in str(error.value)
 
 
 def test_only_what_can_be_drafted_fits() -> None:

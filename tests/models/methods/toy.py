@@ -1,6 +1,6 @@
 """A drafting method in one file: a bigram table guesses the next token from the last one alone.
 
-What a stranger writes to add a method; SPECULOOS_METHODS=tests.models.methods.toy registers it.
+It contains all that a third-party method needs; SPECULOOS_METHODS=tests.models.methods.toy registers it.
 """
 
 from typing import Any, ClassVar

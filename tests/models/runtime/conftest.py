@@ -1,4 +1,4 @@
-"""The tiny bases of every family, as the tests of decoding have them."""
+"""The tiny bases of every family, shared with the tests of decoding."""
 
 from tests.decoding.conftest import base, base_of
 

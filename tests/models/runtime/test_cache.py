@@ -16,12 +16,12 @@ FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck
 @st.composite
 def trees_and_nodes(draw):
     """Three random trees in a row, and the last accepted node of each."""
-    made = []
+    trees = []
     for _ in range(3):
         count = draw(st.integers(0, 9))
         parents = (-1, *(draw(st.integers(0, i)) for i in range(count)))
-        made.append((parents, draw(st.integers(0, count))))
-    return made
+        trees.append((parents, draw(st.integers(0, count))))
+    return trees
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-mixed", "phi3", "generic"])
@@ -40,10 +40,10 @@ def test_logits_after_commits_equal_a_fresh_prefill(family, base_of, trees, seed
     for parents, node in trees:
         tree = DraftTree(tuple(tokens(len(parents))), TreeShape(parents))
         output = target.forward_tree(tree)
-        kept = (0, *tree.shape.path(node))
-        target.commit(tree, kept)
+        accepted = (0, *tree.shape.path(node))
+        target.commit(tree, accepted)
         target.cache.check_integrity()
-        text += [tree.tokens[n] for n in kept]
+        text += [tree.tokens[n] for n in accepted]
         fresh.rewind(0)
         expected = fresh.prefill(text).logits[-1]
         torch.testing.assert_close(output.logits[node], expected, atol=5e-5, rtol=1e-4)
@@ -63,7 +63,7 @@ def stage(cache, start, count):
     cache.stage(count)
 
 
-def kept(cache):
+def committed_rows(cache):
     assert torch.equal(cache.keys[:, :, :, : cache.length], -cache.values[:, :, :, : cache.length])
     return cache.keys[1, 0, 1, : cache.length, 0].tolist()
 
@@ -75,12 +75,12 @@ def test_commit_keeps_the_chosen_rows_in_order_and_forgets_the_rest():
     stage(cache, 10, 5)
     assert cache.free_rows == 13
     cache.commit([0, 2, 4])
-    assert kept(cache) == [0, 1, 2, 10, 12, 14]
+    assert committed_rows(cache) == [0, 1, 2, 10, 12, 14]
     stage(cache, 20, 2)
     cache.commit([0])
-    assert kept(cache) == [0, 1, 2, 10, 12, 14, 20]
+    assert committed_rows(cache) == [0, 1, 2, 10, 12, 14, 20]
     cache.crop(2)
-    assert kept(cache) == [0, 1] and cache.staged == [0]
+    assert committed_rows(cache) == [0, 1] and cache.staged == [0]
 
 
 def test_writing_returns_views_of_all_rows_used_and_commits_nothing():

@@ -1,4 +1,4 @@
-"""The fast forward computes what transformers computes: prefill, trees, windows, features, in every family it knows."""
+"""The fast forward equals that of transformers: prefill, trees, windows and features, in every supported family."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ FAMILIES = {
 
 
 def pair_of_bases(folder, name: str) -> tuple[LoadedBase, LoadedBase]:
-    """The same random base twice (a fast forward takes its weights over), biases and norms made to matter."""
+    """The same random base twice (a fast forward takes over the weights), with random biases and norms."""
     options = dict(FAMILIES[name])
     make_tiny_base(folder, options.pop("family", name), **options)
     bases = load_base(folder), load_base(folder)
@@ -60,7 +60,7 @@ def test_logits_hidden_states_and_features_equal_those_of_transformers(tmp_path,
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-window", "phi"])
 def test_what_a_graph_replays_equals_the_forward_on_the_rows_in_use(tmp_path, name):
-    """Without a GPU the same computation runs on the same buffers, only not captured."""
+    """Without a GPU the same computation runs on the same buffers, but is not captured."""
     slow_base, fast_base = pair_of_bases(tmp_path, name)
     slow, fast = Target(slow_base, 700), fast_target(fast_base, 700)
     fast.forward.graphs = GraphedForward(fast.forward)
@@ -80,7 +80,7 @@ def test_what_a_graph_replays_equals_the_forward_on_the_rows_in_use(tmp_path, na
 
 
 def test_a_graph_keeps_the_rotations_it_was_made_with(tiny_base):
-    """A target with a longer context makes the forward a longer table; graphs of the first still read the old one."""
+    """A target with a longer context gives the forward a longer table; graphs of the first still read the old one."""
     base = load_base(tiny_base)
     short, long = fast_target(base, 200), fast_target(base, 512)
     short.forward.graphs = GraphedForward(short.forward)
@@ -143,7 +143,7 @@ def test_packed_linear_equals_the_linear_it_replaces(dtype, rows):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_takes_weights_as_they_lie(dtype):
+def test_a_product_takes_weights_of_any_memory_layout(dtype):
     torch.manual_seed(0)
     x, weight = torch.randn(7, 24).to(dtype), torch.randn(40, 24).to(dtype)
     for one in (weight, weight.T.contiguous().T, weight[::2]):
@@ -170,7 +170,7 @@ def test_packing_a_module_keeps_its_output_and_packs_a_shared_weight_once():
     first = nn.Linear(16, 16)
     module = nn.Sequential(first, nn.SiLU(), nn.Sequential(first)).requires_grad_(False)
     x = torch.randn(2, 16)
-    wanted = module(x)
+    expected = module(x)
     pack_module(module)
-    assert torch.allclose(module(x), wanted, atol=1e-5)
+    assert torch.allclose(module(x), expected, atol=1e-5)
     assert module[0] is module[2][0]

@@ -1,4 +1,4 @@
-"""Pages given back: the memory goes, the values stay, and what was changed is left alone."""
+"""Releasing pages of a mapped file frees memory and keeps the values; changed pages are not released."""
 
 import sys
 
@@ -19,27 +19,27 @@ def resident_kb():
 
 @pytest.fixture
 def mapped(tmp_path):
-    """Two weights of 32 MiB in a mapped file, all of it read."""
-    wanted = {name: torch.randn(8192, 1024) for name in ("a", "b")}
-    save_file(wanted, tmp_path / "w.safetensors")
-    found = load_file(tmp_path / "w.safetensors")
-    assert all(torch.equal(found[name], wanted[name]) for name in found)
-    return found, wanted
+    """Two weights of 32 MiB in a mapped file that was read completely, and their expected values."""
+    expected = {name: torch.randn(8192, 1024) for name in ("a", "b")}
+    save_file(expected, tmp_path / "w.safetensors")
+    loaded = load_file(tmp_path / "w.safetensors")
+    assert all(torch.equal(loaded[name], expected[name]) for name in loaded)
+    return loaded, expected
 
 
 def test_a_mapped_weight_leaves_memory_and_reads_the_same_again(mapped):
-    found, wanted = mapped
+    loaded, expected = mapped
     before = resident_kb()
-    assert release_pages(found["a"])
+    assert release_pages(loaded["a"])
     assert before - resident_kb() > 24_000
-    assert torch.equal(found["a"], wanted["a"]) and torch.equal(found["b"], wanted["b"])
+    assert torch.equal(loaded["a"], expected["a"]) and torch.equal(loaded["b"], expected["b"])
 
 
 def test_a_changed_weight_stays_as_it_was_changed(mapped):
-    found, _ = mapped
-    found["a"][1000] = 7.0
-    assert not release_pages(found["a"])
-    assert (found["a"][1000] == 7.0).all()
+    loaded, _ = mapped
+    loaded["a"][1000] = 7.0
+    assert not release_pages(loaded["a"])
+    assert (loaded["a"][1000] == 7.0).all()
 
 
 def test_memory_of_no_file_is_left_alone():

@@ -15,6 +15,6 @@ def test_frozen_layers_of_half_precision_compute_in_float32_for_the_moment(layer
     weight, x = torch.randn(8, 4).bfloat16(), torch.randn(5, 4)
     model = nn.Sequential(layer(weight, torch.ones(8).bfloat16()))
     with in_float32(model):
-        found = model(x)
-    assert torch.allclose(found, x @ weight.float().T + 1, atol=1e-6)
+        output = model(x)
+    assert torch.allclose(output, x @ weight.float().T + 1, atol=1e-6)
     assert model(x.bfloat16()).dtype == torch.bfloat16, "as it was afterwards"

@@ -1,4 +1,4 @@
-"""A server of the tiny base's hidden states in another process, and a notebook that keeps what a training says."""
+"""A server of the tiny base's hidden states in another process, and a reporter that records what a training reports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.tools.state_server import StateProcess
 
 
 class Notebook(SilentReporter):
-    """What is reported, in order."""
+    """Records what is reported, in order."""
 
     def __init__(self) -> None:
         self.values: dict[int, dict[str, float]] = {}

@@ -1,5 +1,5 @@
-"""A stand-in for vLLM's server: its words on the wire and its files, with a tiny base computing by transformers alone.
-Written after the sources of vLLM's ExampleHiddenStatesConnector and speculators' client; vLLM itself does not run here.
+"""A stand-in for vLLM's server: its responses and its files, computed by transformers alone with a tiny base. Written
+after the sources of vLLM's ExampleHiddenStatesConnector and speculators' client; vLLM itself does not run here.
 """
 
 import fcntl
@@ -19,13 +19,13 @@ from speculoos.settings import HiddenStatesServer
 
 
 class StandIn:
-    """A server on a free port; the subclass answers."""
+    """A server on a free port; subclasses answer the requests."""
 
     kind = ""
 
     def __init__(self, base: LoadedBase, key: str = ""):
         self.base, self.key, self.requests = base, key, []
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
         stand_in = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,11 +64,11 @@ class StandIn:
         raise NotImplementedError
 
     def run(self, ids: list[int]) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, int]:
-        """What goes into each layer; what leaves the last; what the head reads; the greedy next token. One row after
-        the other: hooks of two at once would see each other's forwards."""
-        left: list[torch.Tensor] = []
-        with self._one:
-            hook = self.base.final_norm.register_forward_pre_hook(lambda _, given: left.append(given[0][0]))
+        """The inputs of each layer; the output of the last; the input of the head; the greedy next token. Rows run one
+        after the other, because hooks of two at once would see each other's forwards."""
+        last_outputs: list[torch.Tensor] = []
+        with self._lock:
+            hook = self.base.final_norm.register_forward_pre_hook(lambda _, inputs: last_outputs.append(inputs[0][0]))
             try:
                 with torch.no_grad():
                     out = self.base.model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
@@ -76,7 +76,7 @@ class StandIn:
                 hook.remove()
         return (
             [h[0] for h in out.hidden_states[:-1]],
-            left[0],
+            last_outputs[0],
             out.hidden_states[-1][0],
             int(out.logits[0, -1].argmax()),
         )
@@ -90,7 +90,7 @@ class StandIn:
 
 
 class VllmStandIn(StandIn):
-    """/v1/completions: the file's name comes at once, the file a moment later, under an exclusive lock."""
+    """/v1/completions returns the file's name at once; the file follows a moment later, under an exclusive lock."""
 
     kind = "vllm"
 
@@ -108,14 +108,14 @@ class VllmStandIn(StandIn):
         if body["model"] != "tiny":
             return 404, {"error": {"message": "The model does not exist.", "type": "NotFoundError", "code": 404}}
         ids, name = body["prompt"], f"cmpl-{len(self.requests)}-{threading.get_ident()}-0.safetensors"
-        token = self._leave(ids, self.folder / name)
+        token = self._write_states(ids, self.folder / name)
         choice = {"index": 0, "text": "x", "finish_reason": "length", "prompt_token_ids": ids, "token_ids": [token]}
-        moved = {"hidden_states_path": str(self.reported_folder / name)}
-        return 200, {"id": "cmpl-1", "object": "text_completion", "choices": [choice], "kv_transfer_params": moved}
+        transfer = {"hidden_states_path": str(self.reported_folder / name)}
+        return 200, {"id": "cmpl-1", "object": "text_completion", "choices": [choice], "kv_transfer_params": transfer}
 
-    def _leave(self, ids: list[int], path: Path) -> int:
-        inputs, left, _, token = self.run(ids)
-        columns = [left if i == self.base.num_layers else inputs[i] for i in self.layer_ids]
+    def _write_states(self, ids: list[int], path: Path) -> int:
+        inputs, last_output, _, token = self.run(ids)
+        columns = [last_output if i == self.base.num_layers else inputs[i] for i in self.layer_ids]
         tensors = {"hidden_states": torch.stack(columns, 1).to(self.dtype), "token_ids": torch.tensor(ids)}
         lock = os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
         fcntl.flock(lock, fcntl.LOCK_EX)

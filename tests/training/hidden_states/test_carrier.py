@@ -1,4 +1,4 @@
-"""Back-pressure and patience, without a network."""
+"""The prefetcher limits its requests ahead and retries; no network is used."""
 
 import threading
 import time
@@ -19,27 +19,27 @@ BASE = SimpleNamespace(dtype=torch.float32)
 
 
 class Slow:
-    """A client whose answers wait for `open`, and which counts what it was asked."""
+    """A client whose responses wait for `open`; it records the requests."""
 
     workers = 4
 
     def __init__(self) -> None:
         self.open, self.requested, self.failures = threading.Event(), [], 0
 
-    def states(self, asked: StatesRequest) -> HiddenStates:
-        self.requested.append(asked.rows[0][0].item())
+    def states(self, request: StatesRequest) -> HiddenStates:
+        self.requested.append(request.rows[0][0].item())
         if self.failures:
             self.failures -= 1
             raise TemporarilyUnavailable("it cannot be reached")
         self.open.wait(20)
-        return HiddenStates(torch.ones(asked.tokens, 4) * asked.rows[0][0], torch.empty(asked.tokens, 0))
+        return HiddenStates(torch.ones(request.tokens, 4) * request.rows[0][0], torch.empty(request.tokens, 0))
 
     def close(self) -> None:
         pass
 
 
 class Plain:
-    """A method that reads the head's input everywhere."""
+    """A method that reads the head's input at every position."""
 
     def required_states(self, batch: Batch) -> RequiredStates:
         return RequiredStates()
@@ -53,27 +53,27 @@ def batch(index: int) -> Batch:
     return Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([3, 2]), index)
 
 
-def test_no_more_than_the_settled_number_is_asked_ahead() -> None:
+def test_no_more_than_the_set_number_is_requested_ahead() -> None:
     client, notes = Slow(), Notebook()
     carrier = ThreadedPrefetcher(client, ServerWaitMonitor(notes, "here"))
     source = FeatureSource(Plain(), BASE, carrier, prefetch_batches=2)
-    got: list[torch.Tensor] = []
-    asking = threading.Thread(
-        target=lambda: got.append(source.features(batch(0), (batch(i) for i in range(1, 100)))["hidden"])
+    results: list[torch.Tensor] = []
+    thread = threading.Thread(
+        target=lambda: results.append(source.features(batch(0), (batch(i) for i in range(1, 100)))["hidden"])
     )
-    asking.start()
+    thread.start()
     time.sleep(0.5)
     assert sorted(client.requested) == [0, 1, 2]
     client.open.set()
-    asking.join()
-    assert got[0].tolist()[1] == [[0.0] * 4] * 3
+    thread.join()
+    assert results[0].tolist()[1] == [[0.0] * 4] * 3
     source.features(batch(1), (batch(i) for i in range(2, 100)))
     time.sleep(0.2)
     assert sorted(client.requested) == [0, 1, 2, 3], "one was taken, so one more was asked for"
     carrier.close()
 
 
-def test_places_that_were_not_sent_are_zero_and_the_rest_is_where_it_belongs() -> None:
+def test_positions_that_were_not_sent_are_zero() -> None:
     client = Slow()
     client.open.set()
     carrier = ThreadedPrefetcher(client, ServerWaitMonitor(Notebook(), "here"))
@@ -82,7 +82,7 @@ def test_places_that_were_not_sent_are_zero_and_the_rest_is_where_it_belongs() -
     carrier.close()
 
 
-def test_it_asks_again_and_says_so_once() -> None:
+def test_it_retries_and_reports_it_once() -> None:
     client, notes = Slow(), Notebook()
     client.failures, client.workers = 2, 1
     client.open.set()
@@ -96,9 +96,9 @@ def test_it_asks_again_and_says_so_once() -> None:
     assert monitor.seconds > 1 and client.requested == [1, 1, 1]
 
 
-def test_a_refusal_is_raised_and_not_asked_again() -> None:
+def test_a_refusal_is_raised_and_not_retried() -> None:
     client = Slow()
-    client.states = lambda asked: (_ for _ in ()).throw(BadInput("no such layer"))
+    client.states = lambda request: (_ for _ in ()).throw(BadInput("no such layer"))
     carrier = ThreadedPrefetcher(client, ServerWaitMonitor(Notebook(), "here"))
     with pytest.raises(BadInput, match="no such layer"):
         carrier.result(carrier.submit(StatesRequest((torch.tensor([1]),))))

@@ -22,27 +22,29 @@ this training reads layers (1, 1, 0)."""
 
 
 @pytest.fixture
-def whole(tiny_base: Path) -> LoadedBase:
-    """Not shared: hooks are put on it."""
+def unshared_base(tiny_base: Path) -> LoadedBase:
+    """Not shared between tests, because hooks are put on it."""
     return load_base(tiny_base)
 
 
 @pytest.fixture
 def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
     def go(notes: Notebook, engine: StandIn | None = None, **settings: Any) -> None:
-        named = {"hidden_states": "engine"} if engine else {}
-        elsewhere = StatesLocation(engine.server(**settings.pop("server", {}))) if engine else None
-        config = train_config(**{**SHORT, **named, **settings})
-        train(config, tiny_base, dataset, tmp_path / f"{bool(engine)}", None, notes, states_location=elsewhere)
+        source = {"hidden_states": "engine"} if engine else {}
+        location = StatesLocation(engine.server(**settings.pop("server", {}))) if engine else None
+        config = train_config(**{**SHORT, **source, **settings})
+        train(config, tiny_base, dataset, tmp_path / f"{bool(engine)}", None, notes, states_location=location)
 
     return go
 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
-def test_vllm_teaches_what_the_base_teaches(method: str, run, whole: LoadedBase, tmp_path: Path) -> None:
+def test_training_with_vllm_equals_training_with_the_base(
+    method: str, run, unshared_base: LoadedBase, tmp_path: Path
+) -> None:
     here, away = Notebook(), Notebook()
     run(here, method=method)
-    with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
+    with VllmStandIn(unshared_base, tmp_path / "shared", IDS) as engine:
         run(away, engine, method=method)
     check_same(here, away)
     assert away.lines[0] == (
@@ -52,12 +54,12 @@ def test_vllm_teaches_what_the_base_teaches(method: str, run, whole: LoadedBase,
 
 
 def test_vllm_in_half_precision_with_a_key_and_a_name(
-    run, whole: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run, unshared_base: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, away = Notebook(), Notebook()
     run(here, method="eagle3")
     monkeypatch.setenv("MINE", "sesame-key")
-    with VllmStandIn(whole, tmp_path / "shared", IDS, torch.bfloat16, key="sesame-key") as engine:
+    with VllmStandIn(unshared_base, tmp_path / "shared", IDS, torch.bfloat16, key="sesame-key") as engine:
         with pytest.raises(BadInput, match="refuses us .401.: Unauthorized"):
             run(away, engine, method="eagle3")
         with pytest.raises(BadInput, match="says: The model does not exist"):
@@ -66,7 +68,7 @@ def test_vllm_in_half_precision_with_a_key_and_a_name(
     assert away.curve() == pytest.approx(here.curve(), rel=0.02)
 
 
-def test_an_engine_with_another_model_is_found_out(run, tmp_path: Path, notes: Notebook) -> None:
+def test_an_engine_with_another_model_is_detected(run, tmp_path: Path, notes: Notebook) -> None:
     other = load_base(make_tiny_base(tmp_path / "other", seed=9))
     with (
         VllmStandIn(other, tmp_path / "shared", IDS) as engine,
@@ -75,36 +77,42 @@ def test_an_engine_with_another_model_is_found_out(run, tmp_path: Path, notes: N
         run(notes, engine, method="medusa")
 
 
-def test_vllm_with_other_layers_is_told_which(run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
+def test_vllm_with_other_layers_is_refused_with_the_right_ones(
+    run, unshared_base: LoadedBase, tmp_path: Path, notes: Notebook
+) -> None:
     with (
-        VllmStandIn(whole, tmp_path / "shared", [2, 4]) as engine,
-        pytest.raises(BadInput, match="sends 2 layers, expected are 3 and the last") as refused,
+        VllmStandIn(unshared_base, tmp_path / "shared", [2, 4]) as engine,
+        pytest.raises(BadInput, match="sends 2 layers, expected are 3 and the last") as error,
     ):
         run(notes, engine, method="eagle3")
-    assert refused.value.hint == "Start it with eagle_aux_hidden_state_layer_ids [2, 2, 1, 4]."
+    assert error.value.hint == "Start it with eagle_aux_hidden_state_layer_ids [2, 2, 1, 4]."
     with (
-        VllmStandIn(whole, tmp_path / "shared", [2, 1]) as engine,
+        VllmStandIn(unshared_base, tmp_path / "shared", [2, 1]) as engine,
         pytest.raises(BadInput, match="runs another base, or sends other layers"),
     ):
         run(notes, engine, method="medusa")
 
 
-def test_a_folder_that_is_not_shared_is_said_so(run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
-    with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
+def test_a_folder_that_is_not_shared_is_reported(
+    run, unshared_base: LoadedBase, tmp_path: Path, notes: Notebook
+) -> None:
+    with VllmStandIn(unshared_base, tmp_path / "shared", IDS) as engine:
         engine.reported_folder = tmp_path / "elsewhere"
-        with pytest.raises(BadInput, match="which does not exist here") as refused:
+        with pytest.raises(BadInput, match="which does not exist here") as error:
             run(notes, engine, method="medusa")
-    assert "shared_storage_path must be the same folder" in refused.value.hint
+    assert "shared_storage_path must be the same folder" in error.value.hint
 
 
 @pytest.mark.parametrize("path", [None, 7, "x\0y"])
-def test_what_is_no_path_is_no_file(path: Any, run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
-    with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
+def test_an_invalid_path_is_refused(path: Any, run, unshared_base: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
+    with VllmStandIn(unshared_base, tmp_path / "shared", IDS) as engine:
         answer = engine.answer
 
-        def odd(where: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-            status, said = answer(where, body)
-            return status, said | ({"kv_transfer_params": {"hidden_states_path": path}} if "choices" in said else {})
+        def odd(url_path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+            status, response = answer(url_path, body)
+            return status, response | (
+                {"kv_transfer_params": {"hidden_states_path": path}} if "choices" in response else {}
+            )
 
         engine.answer = odd
         with pytest.raises(BadInput, match="did not return a hidden states file"):
@@ -120,20 +128,20 @@ def test_hidden_states_of_another_width_are_refused(run, tmp_path: Path, notes: 
         run(notes, engine, method="medusa")
 
 
-def test_a_file_of_more_layers_than_any_training_asks_is_not_loaded(
-    run, whole: LoadedBase, tmp_path: Path, notes: Notebook
+def test_a_file_of_more_layers_than_any_training_needs_is_not_loaded(
+    run, unshared_base: LoadedBase, tmp_path: Path, notes: Notebook
 ) -> None:
     with (
-        VllmStandIn(whole, tmp_path / "shared", IDS * 2) as engine,
+        VllmStandIn(unshared_base, tmp_path / "shared", IDS * 2) as engine,
         pytest.raises(BadInput, match="sends hidden states of 8 layers and 32 numbers; .* of 5 layers at most"),
     ):
         run(notes, engine, method="medusa")
 
 
-def test_a_file_of_other_tokens_is_not_taken(run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
-    with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
-        leave = engine._leave
-        engine._leave = lambda ids, path: leave([*ids[:-1], 7], path)
+def test_a_file_of_other_tokens_is_refused(run, unshared_base: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
+    with VllmStandIn(unshared_base, tmp_path / "shared", IDS) as engine:
+        write_states = engine._write_states
+        engine._write_states = lambda ids, path: write_states([*ids[:-1], 7], path)
         with pytest.raises(BadInput, match="holds hidden states of other tokens"):
             run(notes, engine, method="medusa")
     assert list((tmp_path / "shared").glob("*.safetensors")), "a file that is not proved ours is not removed"

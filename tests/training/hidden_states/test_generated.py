@@ -1,4 +1,4 @@
-"""Hidden states that a generation kept are what Medusa heads learn from, without a forward of the base."""
+"""Medusa heads learn from hidden states that a generation stored, without a forward of the base."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ PROMPTS += [{"turns": [f"count to {number}", "and on"]} for number in range(6)]
 
 
 @pytest.fixture(scope="module")
-def made(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def generated(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the dataset `answers` and the store `kept`."""
     folder = tmp_path_factory.mktemp("generated")
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
@@ -46,31 +46,41 @@ def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for file in (folder / "answers").glob("*.jsonl") for line in file.open()]
 
 
-def test_they_are_those_of_one_forward_over_the_row(made: Path, tiny_base: Path) -> None:
+def test_stored_states_equal_those_of_one_forward_over_the_row(generated: Path, tiny_base: Path) -> None:
     base = load_base(tiny_base)
-    kept = store(made, base, tiny_base)
-    for row in rows(made):
+    states_store = store(generated, base, tiny_base)
+    for row in rows(generated):
         positions = [at for start, end in row["loss_spans"] for at in range(start - 1, end - 1)]
-        asked = StatesRequest((torch.tensor(row["token_ids"]),), (), (torch.tensor(positions[1:]),))
-        given = kept.read(asked)
-        assert given is not None
-        torch.testing.assert_close(given.hidden, compute_states(base, asked).hidden, atol=1e-5, rtol=1e-4)
-        elsewhere = torch.tensor([positions[0] - 1, positions[0]])
-        assert kept.read(StatesRequest(asked.rows, (), (elsewhere,))) is None
-        assert kept.read(StatesRequest(asked.rows, (1,), asked.positions)) is None
-    assert len(rows(made)) == len(PROMPTS)
+        request = StatesRequest((torch.tensor(row["token_ids"]),), (), (torch.tensor(positions[1:]),))
+        states = states_store.read(request)
+        assert states is not None
+        torch.testing.assert_close(states.hidden, compute_states(base, request).hidden, atol=1e-5, rtol=1e-4)
+        other_positions = torch.tensor([positions[0] - 1, positions[0]])
+        assert states_store.read(StatesRequest(request.rows, (), (other_positions,))) is None
+        assert states_store.read(StatesRequest(request.rows, (1,), request.positions)) is None
+    assert len(rows(generated)) == len(PROMPTS)
 
 
-def test_heads_learn_the_same_from_them_without_the_base(made: Path, tiny_base: Path, tmp_path: Path) -> None:
+def test_heads_learn_the_same_from_stored_states_without_the_base(
+    generated: Path, tiny_base: Path, tmp_path: Path
+) -> None:
     here, stored = Notebook(), Notebook()
-    folders = tiny_base, made / "answers"
+    folders = tiny_base, generated / "answers"
     train(train_config("medusa", **SHORT), *folders, tmp_path / "here", reporter=here)
-    alone = train_config("medusa", **SHORT, hidden_states="stored", hidden_states_store="kept")
-    train(alone, *folders, tmp_path / "stored", reporter=stored, states_location=StatesLocation(None, made / "kept"))
+    config = train_config("medusa", **SHORT, hidden_states="stored", hidden_states_store="kept")
+    train(
+        config, *folders, tmp_path / "stored", reporter=stored, states_location=StatesLocation(None, generated / "kept")
+    )
     check_same(here, stored)
 
 
-def test_other_methods_need_the_base(made: Path, tiny_base: Path, tmp_path: Path) -> None:
-    alone = train_config("eagle3", **SHORT, hidden_states="stored", hidden_states_store="kept")
+def test_other_methods_need_the_base(generated: Path, tiny_base: Path, tmp_path: Path) -> None:
+    config = train_config("eagle3", **SHORT, hidden_states="stored", hidden_states_store="kept")
     with pytest.raises(NotFound, match="lacks the hidden states"):
-        train(alone, tiny_base, made / "answers", tmp_path / "out", states_location=StatesLocation(None, made / "kept"))
+        train(
+            config,
+            tiny_base,
+            generated / "answers",
+            tmp_path / "out",
+            states_location=StatesLocation(None, generated / "kept"),
+        )

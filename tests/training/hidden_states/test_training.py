@@ -1,4 +1,4 @@
-"""Trainings whose base runs in another process: the same losses as with the base here, whatever becomes of it."""
+"""Trainings whose base runs in another process have the losses of a local base, even if the server is restarted."""
 
 import json
 import threading
@@ -48,8 +48,8 @@ def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
     return go
 
 
-def there(server: StateProcess) -> dict[str, Any]:
-    """Settings of a training that asks `server`."""
+def remote_settings(server: StateProcess) -> dict[str, Any]:
+    """Settings of a training that uses `server`."""
     return {"hidden_states": "here", "elsewhere": StatesLocation(server.server())}
 
 
@@ -60,10 +60,10 @@ def check_same(ours: Notebook, theirs: Notebook) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_losses_are_those_of_a_base_that_is_here(kind: str, run, served: StateProcess) -> None:
+def test_losses_equal_those_of_a_local_base(kind: str, run, served: StateProcess) -> None:
     here, away = Notebook(), Notebook()
     first = run("here", here, **KINDS[kind])
-    second = run("away", away, **there(served), **KINDS[kind], hidden_states_ahead=3)
+    second = run("away", away, **remote_settings(served), **KINDS[kind], hidden_states_ahead=3)
     check_same(here, away)
     ours, theirs = (load_file(result.folder / "model.safetensors") for result in (first, second))
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in ours)
@@ -71,17 +71,17 @@ def test_losses_are_those_of_a_base_that_is_here(kind: str, run, served: StatePr
 
 
 @pytest.mark.parametrize("loss", ["ce", "kl"])
-def test_a_small_model_of_its_own_learns_from_afar(loss: str, run, served: StateProcess, tmp_path: Path) -> None:
+def test_a_standalone_draft_learns_from_a_server(loss: str, run, served: StateProcess, tmp_path: Path) -> None:
     small = make_tiny_base(tmp_path / "small", num_hidden_layers=1, seed=3)
     settings = {"method": "draft", "draft_path": str(small), "draft_loss": loss}
     here, away = Notebook(), Notebook()
     run("here", here, **settings)
-    run("away", away, **there(served), **settings)
+    run("away", away, **remote_settings(served), **settings)
     check_same(here, away)
     with pytest.raises(Unsupported, match="the base's layers, which another server runs; set draft_path"):
-        run("copy", away, **there(served), method="draft", draft_num_layers=2)
+        run("copy", away, **remote_settings(served), method="draft", draft_num_layers=2)
     sizes = {"draft_num_layers": 2, "draft_hidden_size": 16, "draft_init": "random", "draft_loss": loss}
-    fresh = run("fresh", Notebook(), **there(served), method="draft", **sizes)
+    fresh = run("fresh", Notebook(), **remote_settings(served), method="draft", **sizes)
     assert json.loads((fresh.folder / "config.json").read_text())["hidden_size"] == 16
 
 
@@ -122,7 +122,7 @@ def test_a_server_killed_and_started_again_in_mid_run_changes_nothing(run, tiny_
         settings = {"method": "eagle3", "cache_features_mb": 0}
         here, away = Notebook(), Killer(server, after=4)
         run("here", here, **settings)
-        run("away", away, **there(server), **settings)
+        run("away", away, **remote_settings(server), **settings)
         away.starting.join()
         check_same(here, away)
     waiting = "Waiting for the server of hidden states “here”: it cannot be reached."
@@ -132,7 +132,7 @@ def test_a_server_killed_and_started_again_in_mid_run_changes_nothing(run, tiny_
 
 
 class Stopper(Killer):
-    """Asks to stop once the training waits; nobody starts the server again."""
+    """Requests a stop once the training waits; the server is not started again."""
 
     def log(self, message: str, level: str = "info") -> None:
         Notebook.log(self, message, level)
@@ -141,7 +141,7 @@ class Stopper(Killer):
         return any(line.startswith("Waiting") for line in self.lines)
 
 
-def test_a_stop_is_heard_while_waiting_and_the_rest_follows_later(
+def test_a_stop_is_noticed_while_waiting_and_the_run_resumes_later(
     run, tiny_base: Path, tmp_path: Path, served: StateProcess
 ) -> None:
     settings = {"method": "medusa", "cache_features_mb": 0}
@@ -150,10 +150,10 @@ def test_a_stop_is_heard_while_waiting_and_the_rest_follows_later(
     with StateProcess(tiny_base, tmp_path / "home") as server:
         stopped = Stopper(server, after=4)
         with pytest.raises(Cancelled, match="while waiting for hidden states of “here”"):
-            run("away", stopped, **there(server), **settings)
+            run("away", stopped, **remote_settings(server), **settings)
     step = int(all_resume_points(tmp_path / "away")[-1].name.removeprefix("state-"))
     assert 4 <= step < 8, "what was learnt is saved"
-    run("away", later, **there(served), **settings, resume_from=tmp_path / "away")
+    run("away", later, **remote_settings(served), **settings, resume_from=tmp_path / "away")
     assert stopped.curve()[:step] + later.curve() == pytest.approx(here.curve(), abs=1e-5)
 
 
@@ -161,7 +161,7 @@ def test_a_training_that_waits_at_its_start_can_be_stopped(run, tiny_base: Path,
     server = StateProcess(tiny_base, tmp_path / "home")
     notes = Stopper(server, after=0)
     with pytest.raises(Cancelled):
-        run("away", notes, **there(server), method="eagle3")
+        run("away", notes, **remote_settings(server), method="eagle3")
     assert notes.lines[0].startswith("Waiting for the server of hidden states “here”: it cannot be reached")
 
 
@@ -182,17 +182,17 @@ def test_a_server_that_comes_back_with_another_base_is_noticed(run, tiny_base: P
         second.port, second.url = server.port, server.url
         notes.server.start = second.start
         with pytest.raises(BadInput, match="This server runs a base with weights .*…, the request is for"):
-            run("away", notes, **there(server), method="medusa", cache_features_mb=0)
+            run("away", notes, **remote_settings(server), method="medusa", cache_features_mb=0)
         notes.starting.join()
 
 
-def test_a_token_is_asked_for_and_shown(
+def test_a_token_is_required_and_sent(
     run, tiny_base: Path, tmp_path: Path, notes: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with StateProcess(tiny_base, tmp_path / "home", token="open-sesame-please") as server:
-        with pytest.raises(BadInput, match="refuses us .401.") as refused:
-            run("away", notes, **there(server), method="medusa")
-        assert "open-sesame" not in str(refused.value)
+        with pytest.raises(BadInput, match="refuses us .401.") as error:
+            run("away", notes, **remote_settings(server), method="medusa")
+        assert "open-sesame" not in str(error.value)
         monkeypatch.setenv("MINE", "open-sesame-please")
         elsewhere = StatesLocation(server.server(key_env="MINE"))
         run("away", notes, elsewhere, hidden_states="here", method="medusa")
@@ -200,7 +200,7 @@ def test_a_token_is_asked_for_and_shown(
 
 
 class TestStore:
-    """Hidden states that are kept from run to run."""
+    """Hidden states that are stored for later runs."""
 
     def test_a_second_training_needs_no_server(self, run, served: StateProcess, tmp_path: Path) -> None:
         here, first, second = Notebook(), Notebook(), Notebook()
@@ -216,7 +216,7 @@ class TestStore:
         with pytest.raises(NotFound, match="lacks the hidden states of 1 conversations"):
             run("third", second, StatesLocation(None, tmp_path / "kept"), hidden_states="stored", **settings)
 
-    def test_a_base_that_is_here_fills_it_too_and_a_cut_file_is_made_again(self, run, tmp_path: Path) -> None:
+    def test_a_local_base_fills_it_too_and_a_cut_file_is_written_again(self, run, tmp_path: Path) -> None:
         here, first, second = Notebook(), Notebook(), Notebook()
         run("here", here, method="eagle")
         elsewhere = StatesLocation(None, tmp_path / "kept")
@@ -237,7 +237,7 @@ class TestStore:
             train_config("medusa", hidden_states="stored")
 
 
-def test_a_server_that_nobody_named_is_said_so(run, notes: Notebook) -> None:
+def test_an_unknown_server_is_reported(run, notes: Notebook) -> None:
     with pytest.raises(BadInput, match="there is no server named “gone”"):
         run("away", notes, method="medusa", hidden_states="gone")
     assert HiddenStatesServer("gone", "http://x").key == ""
