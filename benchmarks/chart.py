@@ -7,7 +7,7 @@ from app.widgets.charts import Points, Scale, padded_range, tick_words, ticks
 from app.widgets.text import safe, tag
 
 WIDTH, HEIGHT = 760, 400
-LEFT, RIGHT, TOP, BOTTOM = 56, 130, 48, 48
+LEFT, RIGHT, TOP, BOTTOM = 56, 180, 48, 48  # names of 20 letters fit at the right
 LINE_HEIGHT = 17  # distance of names, in pixels
 COLORS = ("#0d665e", "#8c4a1f", "#3b5b92", "#7a3d78", "#5f6f1f", "#b0243f")
 INK, MUTED, GRID, PAPER = "#2a2420", "#695d53", "#e0d7ca", "#fffdfa"
