@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import hypothesis
 import pytest
 
-gc.disable()  # while modules are imported: what they make stays
+gc.disable()  # while modules are imported, since their objects stay alive
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("SSL_CERT_FILE", None)
-os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)  # HTTP clients would read all certificates of the web
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)  # so that HTTP clients do not load all root certificates
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 from speculoos.settings import Settings, load  # noqa: E402
@@ -37,55 +37,55 @@ from tests.tools.receiver import Receiver, receiving  # noqa: E402
 
 CLONE = Path(__file__).resolve().parent.parent
 SHARED_DATA = CLONE.parent / "shared" / "data"
-OUTSIDE = ("DATABASE_URL", "REDIS_URL", "HF_TOKEN")
+UNPREFIXED = ("DATABASE_URL", "REDIS_URL", "HF_TOKEN")
 
 
 def pytest_configure() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background, and what they start, ignored it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else background tests and their processes ignore it
     hypothesis.settings.register_profile("speculoos", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("speculoos")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With DATABASES=all, tests with rows run on both databases, those with the marker `sqlite` on SQLite only."""
+    """With DATABASES=all, run database tests on both databases; those with the marker `sqlite` run on SQLite only."""
     if ALL and "databases" in metafunc.fixturenames:
-        about_sqlite = metafunc.definition.get_closest_marker(SQLITE)
-        kinds = [SQLITE] if about_sqlite else [SQLITE, POSTGRESQL]
+        sqlite_only = metafunc.definition.get_closest_marker(SQLITE)
+        kinds = [SQLITE] if sqlite_only else [SQLITE, POSTGRESQL]
         metafunc.parametrize("databases", kinds, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With DATABASES=all, only tests with rows are run."""
+    """With DATABASES=all, run only tests that use a database."""
     if ALL:
-        without = [item for item in items if "databases" not in getattr(item, "fixturenames", ())]
-        config.hook.pytest_deselected(items=without)
+        deselected = [item for item in items if "databases" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=deselected)
         items[:] = [item for item in items if "databases" in getattr(item, "fixturenames", ())]
 
 
 def pytest_collection_finish() -> None:
-    """Garbage is collected from now on, and never searched for among the objects of imported modules."""
+    """Collect garbage from now on, without searching the objects of imported modules."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_sessionfinish() -> None:
-    """pytest searches for garbage five times at the end."""
+    """Leave nothing to search: pytest collects garbage five times at the end."""
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def imports_are_no_garbage() -> None:
-    """What earlier modules imported is never searched again: libraries collect garbage themselves in some tests."""
+def freeze_imports() -> None:
+    """Exclude imported objects from garbage collection, which libraries run themselves in some tests."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the machine's settings. SPECULOOS_STARTER and SPECULOOS_CHROMIUM stay: they name files, not behaviour."""
-    kept = ("SPECULOOS_STARTER", "SPECULOOS_CHROMIUM")
+    """Remove the machine's settings. SPECULOOS_STARTER and SPECULOOS_CHROMIUM stay, since they only name files."""
+    allowed = ("SPECULOOS_STARTER", "SPECULOOS_CHROMIUM")
     for name in list(os.environ):
-        if name.startswith("SPECULOOS_") and name not in kept or name.removesuffix("_FILE") in OUTSIDE:
+        if name.startswith("SPECULOOS_") and name not in allowed or name.removesuffix("_FILE") in UNPREFIXED:
             monkeypatch.delenv(name)
 
 
@@ -104,7 +104,7 @@ def home(
     monkeypatch: pytest.MonkeyPatch,
     databases: Databases,  # noqa: F811
 ) -> Iterator[Settings]:
-    """Settings of a temporary SPECULOOS_HOME with a migrated database; the environment names it too."""
+    """Settings of a temporary SPECULOOS_HOME with a migrated database; the environment variables are set too."""
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "home"))
     if url := databases.url():
         monkeypatch.setenv("DATABASE_URL", url)
@@ -117,24 +117,24 @@ def home(
 
 @pytest.fixture
 def forked_services(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Services of commands in this process are forked (tests.tools.zygote), and must have ended with their commands."""
+    """Fork the services of commands in this process (tests.tools.zygote); check that they ended with their commands."""
     from cli.launch import supervision
     from tests.tools.zygote import popen
 
-    begun = []
-    own = SimpleNamespace(**vars(subprocess))
-    own.Popen = lambda *words, **more: begun.append(popen(*words, **more)) or begun[-1]
-    monkeypatch.setattr(supervision, "subprocess", own)
+    started = []
+    forking = SimpleNamespace(**vars(subprocess))
+    forking.Popen = lambda *args, **kwargs: started.append(popen(*args, **kwargs)) or started[-1]
+    monkeypatch.setattr(supervision, "subprocess", forking)
     yield
-    left = [process for process in begun if process.poll() is None]
-    for process in left:
+    running = [process for process in started if process.poll() is None]
+    for process in running:
         process.kill()
-    assert begun and not left
+    assert started and not running
 
 
 @pytest.fixture
 def figures(request: pytest.FixtureRequest) -> Figures:
-    """The measurements of a drill, recorded under its name. Short forms without the marker `drill` only print them."""
+    """Records the measurements of a drill under its name. Without the marker `drill`, only prints them."""
     name = request.node.name.removeprefix("test_")
     return Figures(name, short=request.node.get_closest_marker("drill") is None)
 
@@ -142,31 +142,31 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     """A server that receives notifications."""
-    with receiving() as made:
-        yield made
+    with receiving() as server:
+        yield server
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 16 MB."""
-    with disk(tmp_path / "small-disk", 16) as place:
-        yield place
+    with disk(tmp_path / "small-disk", 16) as path:
+        yield path
 
 
 @contextmanager
-def disk(place: Path, megabytes: int) -> Iterator[Path]:
-    """Mount a small disk at `place`. Skips if mounting is not allowed."""
-    place.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)]
-    if subprocess.run(mounting, capture_output=True).returncode:
+def disk(path: Path, megabytes: int) -> Iterator[Path]:
+    """Mount a small disk at `path`. Skips if mounting is not allowed."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("only root may mount a small disk, and a shared one must not be filled")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real prompts beside the clone; the test is skipped where there is none."""
+    """The folder of real prompts beside the clone. Skips if there is none."""
     if not SHARED_DATA.is_dir():
         pytest.skip("no shared data folder beside this clone")
     return SHARED_DATA

@@ -56,7 +56,7 @@ fast forward supports, some that it does not, and all logit rules: plain, bias (
 
 
 def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: every text round-trips; an emoji is several tokens."""
+    """A byte-level BPE tokenizer: every text round-trips, and an emoji is several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -75,7 +75,7 @@ def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
 
 
 def make_tiny_base(folder: str | Path, family: str = "llama", seed: int = 0, **overrides: object) -> Path:
-    """Write a tiny random `family` model (a transformers model_type) and its tokenizer to `folder`; returns it. The
+    """Write a tiny random `family` model (a transformers model_type) and its tokenizer to `folder`, and return it. The
     weights have a larger variance than transformers' default, so that greedy decoding has no near ties."""
     folder = Path(folder)
     tokenizer = tiny_tokenizer()

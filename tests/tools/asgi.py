@@ -1,4 +1,4 @@
-"""One request to an ASGI application, without a server and without a client's own ideas: fast enough for thousands."""
+"""Sends single requests to an ASGI application without a server or client library: fast enough for thousands."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ HOST = "127.0.0.1:7860"
 
 @dataclass
 class Answer:
-    """What came back."""
+    """The response."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -19,15 +19,15 @@ class Answer:
         return next((value for key, value in self.headers if key == name), "")
 
     def cookies(self) -> str:
-        """What a browser would send back."""
+        """The cookies as a browser would send them back."""
         return "; ".join(value.split(";")[0] for key, value in self.headers if key == "set-cookie")
 
 
 async def ask(
     app: Any, method: str, path: str, body: bytes = b"", kind: str = "application/json", query: str = "", **headers: str
 ) -> Answer:
-    """Send a request and read the whole answer; `headers` in Python spelling (`content_type`)."""
-    named = {"host": HOST, "content-type": kind, "content-length": str(len(body)), **headers}
+    """Send a request and read the whole response; `headers` use underscores (`content_type`)."""
+    all_headers = {"host": HOST, "content-type": kind, "content-length": str(len(body)), **headers}
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -38,7 +38,7 @@ async def ask(
         "raw_path": quote(path).encode(),
         "query_string": query.encode(),
         "root_path": "",
-        "headers": [(key.replace("_", "-").encode(), value.encode()) for key, value in named.items() if value],
+        "headers": [(key.replace("_", "-").encode(), value.encode()) for key, value in all_headers.items() if value],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 7860),
     }

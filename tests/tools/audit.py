@@ -1,7 +1,7 @@
-"""Known vulnerabilities and licenses of what is installed: `python -m tests.tools.audit PIP_AUDIT` (`make audit`).
+"""Known vulnerabilities and licenses of the installed packages: `python -m tests.tools.audit PIP_AUDIT` (`make audit`).
 
-pip-audit is run from an environment of its own, so that it changes nothing of ours. It ends well also when the service
-knew none of the packages (a mirror without advisories), so what was really looked up is counted here.
+pip-audit runs from a separate environment, so that it does not change this one. It also succeeds if the service knows
+none of the packages (a mirror without advisories), so this module counts what was actually looked up.
 """
 
 import json
@@ -23,7 +23,7 @@ SECONDS = 900
 
 @dataclass
 class Audit:
-    """What pip-audit found: packages that were looked up, those that it could not, and their known faults."""
+    """The result of pip-audit: packages that were looked up or skipped, and known vulnerabilities (`faults`)."""
 
     looked_up: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -31,65 +31,65 @@ class Audit:
 
 
 def read(report: dict[str, Any]) -> Audit:
-    """pip-audit's JSON."""
-    found = Audit()
+    """Parse pip-audit's JSON report."""
+    result = Audit()
     for package in report["dependencies"]:
         name = package["name"]
         if name == OWN:
             continue
-        (found.skipped if "skip_reason" in package else found.looked_up).append(name)
+        (result.skipped if "skip_reason" in package else result.looked_up).append(name)
         for fault in package.get("vulns", []):
             fixed = ", ".join(fault.get("fix_versions", [])) or "none yet"
-            known = ", ".join([fault["id"], *fault.get("aliases", [])])
-            found.faults.append(f"{name} {package['version']}: {known} (fixed in: {fixed})")
-    return found
+            ids = ", ".join([fault["id"], *fault.get("aliases", [])])
+            result.faults.append(f"{name} {package['version']}: {ids} (fixed in: {fixed})")
+    return result
 
 
-def verdict(found: Audit | None) -> tuple[int, list[str]]:
-    """The exit status, and what to say: 0 for no known fault, 1 for some, 2 where nothing could be looked up."""
-    if found is None or not found.looked_up:
+def verdict(result: Audit | None) -> tuple[int, list[str]]:
+    """(exit status, lines to print); status 0: no known vulnerability, 1: some, 2: nothing could be looked up."""
+    if result is None or not result.looked_up:
         return 2, [UNREACHED]
-    said = [f"{len(found.looked_up)} packages were looked up."]
-    if found.skipped:
-        said.append(f"Not known to the service, so not looked up: {', '.join(found.skipped)}.")
-    if not found.faults:
-        return 0, [*said, "No known vulnerability."]
-    return 1, [*said, "Known vulnerabilities:", *(f"  {fault}" for fault in found.faults)]
+    lines = [f"{len(result.looked_up)} packages were looked up."]
+    if result.skipped:
+        lines.append(f"Not known to the service, so not looked up: {', '.join(result.skipped)}.")
+    if not result.faults:
+        return 0, [*lines, "No known vulnerability."]
+    return 1, [*lines, "Known vulnerabilities:", *(f"  {fault}" for fault in result.faults)]
 
 
 def ask(pip_audit: str) -> Audit | None:
-    """Run pip-audit on the environment of this Python; None when it brought no result."""
+    """Run pip-audit on the environment of this Python; None if there is no result."""
     options = ["--format", "json", "--progress-spinner", "off", "--skip-editable", "--timeout", "20"]
     command = [pip_audit, *options, "--path", sysconfig.get_paths()["purelib"]]
     try:
-        made = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-        return read(json.loads(made.stdout))
+        process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        return read(json.loads(process.stdout))
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 
 
 def licenses() -> Counter[str]:
-    """How many of the installed packages have which license, as they say themselves."""
-    return Counter(_license(found.metadata) for found in metadata.distributions() if found.metadata["Name"])
+    """Number of installed packages by the license in their metadata."""
+    return Counter(_license(package.metadata) for package in metadata.distributions() if package.metadata["Name"])
 
 
-def _license(words: Any) -> str:
-    if short := words.get("License-Expression"):
-        return short
-    classes = [c.rpartition(" :: ")[2] for c in words.get_all("Classifier", []) if c.startswith("License ::")]
-    return ", ".join(classes) or (words.get("License") or "not said").strip().splitlines()[0][:60]
+def _license(fields: Any) -> str:
+    if expression := fields.get("License-Expression"):
+        return expression
+    classes = [c.rpartition(" :: ")[2] for c in fields.get_all("Classifier", []) if c.startswith("License ::")]
+    return ", ".join(classes) or (fields.get("License") or "not said").strip().splitlines()[0][:60]
 
 
 def main(pip_audit: str) -> int:
-    """Say everything; the exit status is the worst of the parts."""
-    consistent = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
-    print(consistent.stdout.strip() or consistent.stderr.strip())
+    """Print all results; returns a non-zero exit status if any check failed."""
+    pip_check = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    print(pip_check.stdout.strip() or pip_check.stderr.strip())
     print("\nLicenses:")
     for name, count in sorted(licenses().items(), key=lambda item: -item[1]):
         print(f"  {count:4}  {name}")
-    status, said = verdict(ask(pip_audit))
-    print("\n" + "\n".join(said))
-    return status or min(consistent.returncode, 1)
+    status, lines = verdict(ask(pip_audit))
+    print("\n" + "\n".join(lines))
+    return status or min(pip_check.returncode, 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Finds a Chromium that starts, or installs one: Playwright's own first, Debian's package where that cannot be had.
+"""Finds a Chromium that starts, or installs one: Playwright's own, or Debian's package if that is not available.
 
-The headless shell comes before the whole browser, as in Playwright: it draws the same pages with half the CPU time.
+The headless shell is tried before the full browser, as in Playwright: it renders the same pages with half the CPU time.
 
 `python -m tests.tools.browser` is run by `make test`; browser tests call `launch`.
 """
@@ -29,14 +29,14 @@ def launch_options(path: str = "") -> dict[str, object]:
 
 def candidates() -> list[str]:
     """Browsers to try, best first; "" is Playwright's own."""
-    named = os.environ.get("SPECULOOS_CHROMIUM")
-    if named:
-        return [named]
+    configured = os.environ.get("SPECULOOS_CHROMIUM")
+    if configured:
+        return [configured]
     return ["", *(path for name in NAMES if (path := shutil.which(name)))]
 
 
 def launch(playwright: Playwright) -> Browser | None:
-    """The first browser that starts, or None when there is none."""
+    """The first browser that starts, or None if there is none."""
     for path in candidates():
         with contextlib.suppress(Error):
             return open_browser(playwright, path)
@@ -44,7 +44,7 @@ def launch(playwright: Playwright) -> Browser | None:
 
 
 def open_browser(playwright: Playwright, path: str) -> Browser:
-    """A browser that has really opened a page (its libraries may be missing)."""
+    """Launch a browser and open a page, which fails if its libraries are missing."""
     browser = playwright.chromium.launch(**launch_options(path))
     page = browser.new_page()
     page.goto("about:blank")
@@ -63,12 +63,12 @@ def starts(path: str) -> bool:
 
 
 def find() -> str | None:
-    """The first browser that starts, as `launch_options` takes it; None when there is none."""
+    """The first browser that starts, as `launch_options` takes it, or None if there is none."""
     return next((path for path in candidates() if starts(path)), None)
 
 
 def install() -> None:
-    """Try Playwright's download, then, as root, Debian's package. Failures are left to the next `find`."""
+    """Try Playwright's download, then, as root, Debian's package. The next `find` detects failures."""
     _quietly([sys.executable, "-m", "playwright", "install", "chromium"], timeout=300)
     if find() is None and os.geteuid() == 0 and shutil.which("apt-get"):
         _quietly(["apt-get", "update", "-q"], timeout=300)

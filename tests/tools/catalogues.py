@@ -1,4 +1,4 @@
-"""The catalogues of `app/locale`. `python -m tests.tools.catalogues` adds new messages and removes unused ones.
+"""Updates the catalogues of `app/locale`. `python -m tests.tools.catalogues` adds new messages and removes unused ones.
 
 `--fill LOCALE JSON` adds translations (English → text, or a list of plural forms); `--unmarked FILE…` prints strings
 that look like texts of a page but are not marked with `t`, `plural` or `N_`.
@@ -68,17 +68,19 @@ WITHOUT_TEXTS = {"gradio_gate.py", "inference.py", "metrics.py", "refused_values
 
 def record_texts() -> set[str]:
     """Texts of records of other packages that the pages show through `t`."""
-    return set().union(_of_trainings(), _of_settings(), _of_lists(), _of_jobs(), _of_results(), {trees.NOT_SAVED})
+    return set().union(
+        _training_texts(), _setting_texts(), _list_texts(), _job_texts(), _result_texts(), {trees.NOT_SAVED}
+    )
 
 
-def _of_trainings() -> set[str]:
+def _training_texts() -> set[str]:
     methods = {text for record in METHODS.values() for text in (record.title, record.about)}
-    numbered = {f"{what} {{n}}" for what in ("head", "depth", "step", "position")}  # app/views/metrics_view.py
+    numbered = {f"{name} {{n}}" for name in ("head", "depth", "step", "position")}  # app/views/metrics_view.py
     servers = {record.servers(name) for record in FORMATS.values() for name in METHODS if record.layout(name)}
     return methods | {recipe.about for recipe in list_recipes()} | numbered | servers
 
 
-def _of_settings() -> set[str]:
+def _setting_texts() -> set[str]:
     shown = {
         Train: ("processes", "sharding"),
         Evaluate: ("endpoint_model", "plain_model", "plain_endpoint", "concurrency", "limit", "max_tokens"),
@@ -92,21 +94,21 @@ def _of_settings() -> set[str]:
     return {text for setting in settings for text in (setting.label, setting.help)}
 
 
-def _of_lists() -> set[str]:
+def _list_texts() -> set[str]:
     """Texts about a row, which name its kind (app/widgets/list_page.py, list_query.py)."""
     texts = ("This {} does not exist: it was deleted, or the URL is wrong.", "← All {}s", "No {} yet")
     texts += ("No {} matches the filter and the search.",)
     return {text.format(listing.word) for listing in LISTINGS for text in texts}
 
 
-def _of_jobs() -> set[str]:
+def _job_texts() -> set[str]:
     units = {"steps", "rows", "responses", "questions", "cells", "measurements", "prompts", "layers", "recordings"}
     states = {state.lower() for state in JobState}
     return {kind.title for kind in KINDS} | units | states | {UNMEASURED, UNKNOWN, DEFAULTS} | set(BUDGETS)
 
 
-def _of_results() -> set[str]:
-    sets = {text for each in BUILT_IN.values() for text in (each.title, each.lead)}
+def _result_texts() -> set[str]:
+    sets = {text for suite in BUILT_IN.values() for text in (suite.title, suite.lead)}
     return sets | {
         *CLASSES,
         *RETENTION.values(),
@@ -122,15 +124,15 @@ def _of_results() -> set[str]:
 
 def messages() -> Catalog:
     """All messages of the sources."""
-    found = Catalog()
+    catalog = Catalog()
     for path in sorted([*(CLONE / "app").rglob("*.py"), *(CLONE / "app" / "static").glob("*.js")]):
         name = str(path.relative_to(CLONE))
         with path.open("rb") as file:
             for _, message, _, _ in extract("python" if path.suffix == ".py" else "javascript", file, KEYWORDS):
-                found.add(message, locations=[(name, 0)])
+                catalog.add(message, locations=[(name, 0)])
     for text in record_texts():
-        found.add(text, locations=[("records", 0)])
-    return found
+        catalog.add(text, locations=[("records", 0)])
+    return catalog
 
 
 def catalogue(locale: str) -> Catalog:
@@ -163,8 +165,8 @@ def unmarked(path: Path) -> Iterator[tuple[int, str]]:
     if path.name in WITHOUT_TEXTS:
         return
     source = path.read_text(encoding="utf-8")
-    found = _of_python(ast.parse(source)) if path.suffix == ".py" else _of_script(source)
-    yield from ((line, text) for line, text in found if is_text(text))
+    strings = _python_strings(ast.parse(source)) if path.suffix == ".py" else _script_strings(source)
+    yield from ((line, text) for line, text in strings if is_text(text))
 
 
 def is_text(text: str) -> bool:
@@ -175,12 +177,12 @@ def is_text(text: str) -> bool:
     )
 
 
-def _of_python(node: ast.AST) -> Iterator[tuple[int, str]]:
+def _python_strings(node: ast.AST) -> Iterator[tuple[int, str]]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.lineno, node.value
     for child in ast.iter_child_nodes(node):
         if not _is_internal(child):
-            yield from _of_python(child)
+            yield from _python_strings(child)
 
 
 def _is_internal(node: ast.AST) -> bool:
@@ -192,7 +194,7 @@ def _is_internal(node: ast.AST) -> bool:
     return is_docstring or isinstance(node, ast.Raise) or isinstance(node, ast.keyword) and node.arg in NOT_SHOWN
 
 
-def _of_script(source: str) -> Iterator[tuple[int, str]]:
+def _script_strings(source: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(source.splitlines(), 1):
         for match in SCRIPT_TEXT.finditer("" if line.lstrip().startswith("//") else line):
             if match[1]:

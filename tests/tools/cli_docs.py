@@ -1,4 +1,4 @@
-"""docs/cli.md, written from the commands themselves: `python -m tests.tools.cli_docs > docs/cli.md`."""
+"""Generates docs/cli.md from the commands: `python -m tests.tools.cli_docs > docs/cli.md`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,17 +18,17 @@ written by `python -m tests.tools.cli_docs`.
 """
 
 
-def commands(node: Any, words: tuple[str, ...] = ("speculoos",)) -> Iterator[tuple[str, Any]]:
+def commands(node: Any, path: tuple[str, ...] = ("speculoos",)) -> Iterator[tuple[str, Any]]:
     """Every command with its full name, in the order of the help."""
     if not hasattr(node, "commands"):
-        yield " ".join(words), node
+        yield " ".join(path), node
         return
     for name, child in node.commands.items():
-        yield from commands(child, (*words, name))
+        yield from commands(child, (*path, name))
 
 
 def section(name: str, command: Any) -> str:
-    """Heading, what it does, and a row for each argument and option."""
+    """A command's heading, help text, and table of arguments and options."""
     lines = [f"\n## {name}", (command.help or "").strip(), ""]
     rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
     if rows:

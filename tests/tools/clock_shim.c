@@ -1,5 +1,5 @@
-/* Loaded in front of the C library (LD_PRELOAD): the time of day is ahead by the seconds in the file CLOCK_OFFSET names.
-   The monotonic clock stays as it is, as it does when the machine's own clock is stepped. */
+/* Preloaded before the C library (LD_PRELOAD): moves the time of day ahead by the seconds in the file CLOCK_OFFSET.
+   The monotonic clock does not change, as when the machine's clock is stepped. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <math.h>
@@ -16,8 +16,8 @@ __attribute__((constructor)) static void map_offset(void) {
     const char *path = getenv("CLOCK_OFFSET");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) return;
-    void *place = mmap(NULL, sizeof(double), PROT_READ, MAP_SHARED, file, 0);
-    if (place != MAP_FAILED) offset = place;
+    void *address = mmap(NULL, sizeof(double), PROT_READ, MAP_SHARED, file, 0);
+    if (address != MAP_FAILED) offset = address;
     close(file);
 }
 

@@ -1,11 +1,11 @@
-"""Damage as disks do it: bytes flipped in place, files cut."""
+"""Damages files as failing disks do: flips bytes in place, truncates files."""
 
 import os
 from pathlib import Path
 
 
 def flip(path: Path, count: int = 512, at: float = 0.5) -> None:
-    """Invert `count` bytes (or as many as there are) from the part `at` of the file on."""
+    """Invert `count` bytes (fewer if the file is shorter) from the fraction `at` of the file on."""
     size = path.stat().st_size
     start = max(min(int(size * at), size - count), 0)
     with open(path, "r+b") as file:
@@ -16,5 +16,5 @@ def flip(path: Path, count: int = 512, at: float = 0.5) -> None:
 
 
 def cut(path: Path, part: float = 0.5) -> None:
-    """Keep the first `part` of a file."""
+    """Truncate a file to the fraction `part` of its size."""
     os.truncate(path, int(path.stat().st_size * part))

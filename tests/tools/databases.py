@@ -1,6 +1,6 @@
-"""Databases for tests: fixture `database` is a fresh migrated one, once on SQLite and once on a throw-away PostgreSQL.
+"""Databases for tests: fixture `database` is a new migrated one, on SQLite and on a temporary PostgreSQL.
 
-With DATABASES=all (`make test-databases`) every test with rows runs on both, and a server that is missing is an error.
+With DATABASES=all (`make test-databases`) every database test runs on both, and a missing server is an error.
 """
 
 import atexit
@@ -30,40 +30,40 @@ START_SECONDS = 120.0
 
 
 def postgres_binaries() -> Path | None:
-    """Folder of `postgres` and `initdb`, if this machine has them."""
+    """The folder with `postgres` and `initdb`, or None."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name), reverse=True)
-    if found := shutil.which("postgres"):
-        folders.append(Path(found).resolve().parent)
+    if executable := shutil.which("postgres"):
+        folders.append(Path(executable).resolve().parent)
     return next((f for f in folders if (f / "postgres").exists() and (f / "initdb").exists()), None)
 
 
 class Missing(Exception):
-    """No server can be made here; the text says why, and what to install."""
+    """No server can be started here; the message gives the reason and what to install."""
 
 
 class Postgres:
-    """A server on a private Unix socket, which can be killed and started again. With `host` it listens there too, for
-    the addresses beside it; `run` goes before its command (`ip netns exec …`)."""
+    """A server on a private Unix socket, which can be killed and restarted. With `host` it also listens there and
+    trusts the addresses of that /24 network; `run` is a prefix of its command (`ip netns exec …`)."""
 
     def __init__(self, host: str = "", run: tuple[str, ...] = ()) -> None:
         self._host, self._run = host, run
-        found = postgres_binaries()
-        if found is None:
+        binaries = postgres_binaries()
+        if binaries is None:
             raise Missing(HELP)
-        self._binaries = found
+        self._binaries = binaries
         self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
         if os.getuid() == 0:
             shutil.chown(self.folder, "postgres", "postgres")
-        self._made = 0
+        self._created = 0
         self._init()
         self.start()
 
     def url(self, name: str) -> str:
-        """The URL of one of its databases."""
+        """The URL of database `name` on this server."""
         return f"postgresql+psycopg://tester@/{name}?host={self.folder}"
 
     def start(self) -> None:
-        """Start and wait until it takes connections."""
+        """Start the server and wait until it accepts connections."""
         flags = [
             "-k",
             str(self.folder),
@@ -83,20 +83,20 @@ class Postgres:
                 raise Missing(f"PostgreSQL does not start: {(self.folder / 'server.log').read_text()[-500:]}")
             time.sleep(0.1)
 
-    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """End it: at once and without tidying up (QUIT), or ending connections first (INT)."""
-        self._server.send_signal(how)
+    def stop(self, signal_number: signal.Signals = signal.SIGQUIT) -> None:
+        """Stop the server: at once without cleanup (QUIT), or after it closed its connections (INT)."""
+        self._server.send_signal(signal_number)
         self._server.wait(30)
 
     def new(self, template: str = "template1") -> str:
-        """URL of a fresh database, a copy of another one."""
-        self._made += 1
-        name = f"made{self._made}"
+        """The URL of a new database, copied from `template`."""
+        self._created += 1
+        name = f"made{self._created}"
         self.run(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self.url(name)
 
     def run(self, statement: str) -> None:
-        """One statement outside any transaction."""
+        """Execute a statement outside any transaction."""
         admin = sa.create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
         try:
             with admin.connect() as connection:
@@ -105,7 +105,7 @@ class Postgres:
             admin.dispose()
 
     def end(self) -> None:
-        """Stop it and throw its data away."""
+        """Stop the server and delete its data."""
         db.dispose()
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -113,10 +113,10 @@ class Postgres:
     def _init(self) -> None:
         data = str(self.folder / "data")
         command = [str(self._binaries / "initdb"), "-D", data, "-A", "trust", "-U", "tester", "--no-sync"]
-        made = subprocess.run(_as_postgres(command), capture_output=True, text=True)
-        if made.returncode:
+        result = subprocess.run(_as_postgres(command), capture_output=True, text=True)
+        if result.returncode:
             shutil.rmtree(self.folder, ignore_errors=True)
-            raise Missing(f"initdb does not run here: {made.stderr.strip().splitlines()[-1]}")
+            raise Missing(f"initdb does not run here: {result.stderr.strip().splitlines()[-1]}")
         if self._host:
             with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
                 rules.write(f"host all all {self._host}/24 trust\n")
@@ -130,7 +130,7 @@ class Postgres:
 
 
 def _as_postgres(command: list[str]) -> list[str]:
-    """The server refuses to run as root; Debian's package brings a user for it."""
+    """Run a command as user postgres if this is root: the server refuses to run as root."""
     if os.getuid() != 0:
         return command
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *command]
@@ -138,24 +138,24 @@ def _as_postgres(command: list[str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Postgres]:
-    """A server, gone after the tests. Skips with the reason where there is none; with DATABASES=all it fails."""
+    """A server for the session. Skips with the reason if there is none; with DATABASES=all, fails."""
     try:
-        made = Postgres()
+        server = Postgres()
     except Missing as reason:
         pytest.fail(str(reason)) if ALL else pytest.skip(str(reason))
-    yield made
-    made.end()
+    yield server
+    server.end()
 
 
 @pytest.fixture(scope="session")
 def postgres(postgres_server: Postgres) -> str:
-    """URL of a database that tests share."""
+    """URL of a database shared by the tests."""
     return postgres_server.new()
 
 
 def migrate(settings: Settings) -> None:
-    """The tables of a home. SQLite's file is migrated once and copied: migrations take longer than most tests, and have
-    tests of their own."""
+    """Create the tables of a home. SQLite's file is migrated once and then copied, since migrations take longer than
+    most tests and have their own tests."""
     url = db.database_url(settings)
     if url.get_backend_name() != SQLITE or Path(url.database).exists():
         db.upgrade(settings)
@@ -170,35 +170,35 @@ def _migrated() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = folder / "speculoos.db"
     db.upgrade(Settings(home=folder, database_url=f"sqlite:///{file}", redis_url=""))
-    db.dispose()  # its log becomes part of the file
+    db.dispose()  # merges the write-ahead log into the file
     return file
 
 
 class Databases:
-    """Makes the databases of one kind that tests ask for."""
+    """Creates databases of one kind, SQLite or PostgreSQL."""
 
     def __init__(self, server: Postgres | None):
         self._server, self._has_template = server, False
 
     def url(self) -> str:
-        """DATABASE_URL of a fresh migrated database; "" means SQLite in the home, as without any setting."""
+        """DATABASE_URL of a new migrated database; "" means SQLite in the home, the default."""
         if self._server is None:
             return ""
         if not self._has_template:
             self._server.run(f"CREATE DATABASE {TEMPLATE}")
             settings = Settings(home=self._server.folder, database_url=self._server.url(TEMPLATE), redis_url="")
             db.upgrade(settings)
-            db.dispose()  # a template is copied only while nobody uses it
+            db.dispose()  # a template can only be copied without open connections
             self._has_template = True
         return self._server.new(TEMPLATE)
 
     def migrate(self, settings: Settings) -> None:
-        """The tables of a fresh home, unless `url` gave them."""
+        """Create the tables of a new home, unless `url` returned a migrated database."""
         if self._server is None:
             migrate(settings)
 
     def drop(self, url: str) -> None:
-        """Forget a database; each takes some MB."""
+        """Drop a database; each takes some MB."""
         if self._server is not None and url:
             db.dispose()
             self._server.run(f"DROP DATABASE {sa.make_url(url).database} WITH (FORCE)")
@@ -206,15 +206,15 @@ class Databases:
 
 @pytest.fixture(scope="session")
 def databases(request: pytest.FixtureRequest) -> Databases:
-    """SQLite; with DATABASES=all each test that has rows is run with it and with PostgreSQL."""
-    wanted = getattr(request, "param", SQLITE)
-    server = request.getfixturevalue("postgres_server") if wanted == POSTGRESQL else None
+    """SQLite; with DATABASES=all, each database test runs on SQLite and on PostgreSQL."""
+    kind = getattr(request, "param", SQLITE)
+    server = request.getfixturevalue("postgres_server") if kind == POSTGRESQL else None
     return Databases(server)
 
 
 @pytest.fixture(params=[None] if ALL else [SQLITE, pytest.param(POSTGRESQL, marks=pytest.mark.integration)])
 def database(request: pytest.FixtureRequest, home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """Settings of an empty migrated database; the environment names it too."""
+    """Settings of an empty migrated database; DATABASE_URL is set too."""
     if request.param != POSTGRESQL:
         yield home
         return

@@ -1,4 +1,4 @@
-"""CUDA devices emulated on the CPU, to run code for GPUs where there is none.
+"""CUDA devices emulated on the CPU, to run GPU code without a GPU.
 
 Tensors on `cuda:0` are wrappers around CPU tensors. As on a GPU, an operation on tensors of several devices raises,
 unless the others are on the CPU and have no dimension. Kernel launches and host synchronizations are counted. A graph
@@ -41,8 +41,8 @@ COPYING = ("copy_", "_to_copy")
 
 
 class CudaTensor(torch.Tensor):
-    """A tensor that says it is on `cuda:0`, or another GPU; `elem` has its values. For torch's C++ code, such as the
-    autograd engine, it is on the CPU: a build for CPUs could not work with another device."""
+    """A tensor that reports `cuda:0`, or another GPU, as its device; `elem` has its values. For torch's C++ code, such
+    as the autograd engine, it is on the CPU, since a CPU build of torch does not support another device."""
 
     elem: torch.Tensor
     device, is_cuda = CUDA, True  # type: ignore[assignment]
@@ -50,7 +50,7 @@ class CudaTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, elem: torch.Tensor, device: torch.device = CUDA) -> "CudaTensor":
         with torch.inference_mode(False):  # a view of a tensor from outside of inference mode
-            made = torch.Tensor._make_wrapper_subclass(
+            wrapper = torch.Tensor._make_wrapper_subclass(
                 cls,
                 elem.size(),
                 strides=elem.stride(),
@@ -59,8 +59,8 @@ class CudaTensor(torch.Tensor):
                 layout=elem.layout,
                 device=elem.device,
             )
-        made.elem, made.device = elem, device
-        return made
+        wrapper.elem, wrapper.device = elem, device
+        return wrapper
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"CudaTensor({self.elem})"
@@ -116,22 +116,22 @@ class EmulatedCuda(TorchDispatchMode):
         name = operation.overloadpacket.__name__
         tensors = list(_tensors((args, kwargs)))
         owner = next((tensor.device for tensor in tensors if isinstance(tensor, CudaTensor)), None)
-        on_device, asked = owner is not None, kwargs.get("device")
-        wanted = None if asked is None else torch.device(asked).type
-        place = _numbered(asked) if wanted == "cuda" else owner
-        if on_device and wanted == "cpu" and not self.to_host:  # C++ code, for which the tensor is on the CPU
-            wanted = "cuda"
+        on_device, requested = owner is not None, kwargs.get("device")
+        to = None if requested is None else torch.device(requested).type
+        device = _numbered(requested) if to == "cuda" else owner
+        if on_device and to == "cpu" and not self.to_host:  # C++ code, for which the tensor is on the CPU
+            to = "cuda"
         _check(name, operation, tensors, args, owner)
-        self._count(operation, args, kwargs, on_device, wanted)
-        if wanted == "cuda":
+        self._count(operation, args, kwargs, on_device, to)
+        if to == "cuda":
             kwargs = {**kwargs, "device": "cpu"}
         result = self._computed(operation, _map(_unwrap, args), _map(_unwrap, kwargs), on_device)
-        to_host = name == "_to_copy" and wanted == "cpu"
-        if to_host or name == TO_HOST or not (on_device or wanted == "cuda"):
+        to_host = name == "_to_copy" and to == "cpu"
+        if to_host or name == TO_HOST or not (on_device or to == "cuda"):
             return result
         if name == "copy_" and not isinstance(args[0], CudaTensor):
             return args[0]
-        return return_and_correct_aliasing(operation, args, kwargs, _map(partial(_wrap, place), result))
+        return return_and_correct_aliasing(operation, args, kwargs, _map(partial(_wrap, device), result))
 
     def _computed(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> Any:
         result = operation(*args, **kwargs)
@@ -147,8 +147,8 @@ class EmulatedCuda(TorchDispatchMode):
         name = operation.overloadpacket.__name__
         if name not in NO_KERNEL and name != TO_HOST and not operation.is_view:
             self.launches[name] += 1
-        known = name == "repeat_interleave" and kwargs.get("output_size") is not None
-        if name == TO_HOST or (name in SYNCHRONIZING and not known):
+        has_size = name == "repeat_interleave" and kwargs.get("output_size") is not None
+        if name == TO_HOST or (name in SYNCHRONIZING and not has_size):
             self.synchronize(name)
         if name in COPYING:
             source = args[1] if name == "copy_" else args[0]
@@ -157,7 +157,7 @@ class EmulatedCuda(TorchDispatchMode):
             elif not isinstance(source, CudaTensor) and source.dim() and not _is_pinned(source):
                 self.synchronize("from pageable memory")
         if name in INDEXING:
-            masks = [each for each in args[1] if isinstance(each, torch.Tensor) and each.dtype == torch.bool]
+            masks = [index for index in args[1] if isinstance(index, torch.Tensor) and index.dtype == torch.bool]
             for _ in masks:
                 self.synchronize("boolean index")
 
@@ -205,12 +205,12 @@ class _Functions(TorchFunctionMode):
 
     def _move(self, tensor: torch.Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """`to`, `cpu` and `cuda`. A tensor that is on the device already is not copied to it."""
-        given = [*args, *kwargs.values()]
-        devices = [each.device if isinstance(each, torch.Tensor) else each for each in given]
+        arguments = [*args, *kwargs.values()]
+        devices = [each.device if isinstance(each, torch.Tensor) else each for each in arguments]
         devices = [_numbered(each) for each in devices if isinstance(each, str | torch.device)]
         default = {torch.Tensor.cpu: torch.device("cpu"), torch.Tensor.cuda: CUDA}.get(function, tensor.device)
         target = devices[0] if devices else default
-        dtypes = [each.dtype if isinstance(each, torch.Tensor) else each for each in given]
+        dtypes = [each.dtype if isinstance(each, torch.Tensor) else each for each in arguments]
         dtype = next((each for each in dtypes if isinstance(each, torch.dtype)), tensor.dtype)
         if target == tensor.device:
             return torch.Tensor.to(tensor, dtype, copy=kwargs.get("copy", False))
@@ -221,7 +221,7 @@ class _Functions(TorchFunctionMode):
             self.device.to_host = False
 
     def _index(self, index: Any, device: torch.device) -> Any:
-        """The index with lists and tensors of the host on the device, as CUDA copies them."""
+        """The index with lists and CPU tensors copied to the device, as CUDA does."""
         if isinstance(index, tuple):
             return tuple(self._index(part, device) for part in index)
         if isinstance(index, list) or (isinstance(index, torch.Tensor) and not isinstance(index, CudaTensor)):
@@ -258,39 +258,39 @@ def _check(
 
 
 class _Generator(torch.Generator):
-    """A generator that knows whether it is on the emulated device; its random numbers are the CPU's."""
+    """A generator that stores whether it is on the emulated device; its random numbers are those of the CPU."""
 
     on_cuda: bool
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
-        made = super().__new__(cls, "cpu")
-        made.on_cuda = _is_cuda(device)
-        return made
+        generator = super().__new__(cls, "cpu")
+        generator.on_cuda = _is_cuda(device)
+        return generator
 
     def __init__(self, device: Any = "cpu"):
         super().__init__()
 
 
 class EmulatedGraph:
-    """In place of `torch.cuda.CUDAGraph`: the captured operations with their tensors."""
+    """Replaces `torch.cuda.CUDAGraph`: the captured operations with their tensors."""
 
     def __init__(self) -> None:
         self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def replay(self) -> None:
-        """Run all operations again; results are written where they were at the capture. Counts as one launch."""
+        """Run all operations again; results are written to the storages of the capture. Counts as one launch."""
         device = _active()
         device.launches["graph"] += 1
         with torch.inference_mode(), torch.utils._python_dispatch._disable_current_modes():
             for operation, args, kwargs, result in self.operations:
-                again = operation(*args, **kwargs)
-                for old, new in zip(_tensors(result), _tensors(again), strict=True):
+                replayed = operation(*args, **kwargs)
+                for old, new in zip(_tensors(result), _tensors(replayed), strict=True):
                     if old is not new and old.data_ptr() != new.data_ptr():
                         old.copy_(new)
 
 
 class _Capture:
-    """In place of the context `torch.cuda.graph`."""
+    """Replaces the context `torch.cuda.graph`."""
 
     def __init__(self, graph: EmulatedGraph, pool: Any, stream: Any, capture_error_mode: str):
         assert pool is not None and stream is not None and capture_error_mode == "thread_local"
@@ -331,7 +331,7 @@ class _Event:
 
 
 class _NoDevice:
-    """In place of the context `torch.cuda.device`."""
+    """Replaces the context `torch.cuda.device`."""
 
     def __init__(self, *_: Any): ...
 

@@ -1,14 +1,14 @@
-"""A server whose answers never end."""
+"""A server whose responses never end."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-PIECE = b" " * 65_536
+CHUNK = b" " * 65_536
 
 
 class Endless:
-    """On a free port of this machine, for as long as the block lasts; `sent` bytes went out so far."""
+    """A context manager: the server on a free local port. `sent` counts the bytes sent so far."""
 
     def __init__(self) -> None:
         endless = self
@@ -18,11 +18,11 @@ class Endless:
             def do_GET(self) -> None:
                 self.send_response(200)
                 self.send_header("content-type", "application/json")
-                self.end_headers()  # HTTP/1.0: until the connection closes
+                self.end_headers()  # HTTP/1.0: the body lasts until the connection closes
                 try:
                     while True:
-                        self.wfile.write(PIECE)
-                        endless.sent += len(PIECE)
+                        self.wfile.write(CHUNK)
+                        endless.sent += len(CHUNK)
                 except OSError:
                     pass
 

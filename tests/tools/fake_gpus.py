@@ -1,4 +1,4 @@
-"""GPUs that do not exist, for tests of who gets which and what is shown: functions of torch.cuda and pynvml."""
+"""Fake GPUs for tests of allocation and monitoring: replacements for functions of torch.cuda and pynvml."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +11,12 @@ from speculoos import gpus
 
 
 def uuid(number: int) -> str:
-    """The name of GPU `number` in NVML and in leases."""
+    """The UUID of GPU `number` in NVML and in leases."""
     return f"GPU-5d3b1c2{number}-0000-4000-8000-000000000000"
 
 
 def torch_functions(count: int) -> dict[str, Any]:
-    """What takes the place of functions of torch.cuda."""
+    """Replacements for functions of torch.cuda."""
     return {
         "is_available": lambda: True,
         "device_count": lambda: count,
@@ -30,13 +30,13 @@ def torch_functions(count: int) -> dict[str, Any]:
 
 
 def install_in_torch(count: int) -> None:
-    """For the rest of this process."""
+    """Replace the functions of torch.cuda for the rest of this process."""
     for name, function in torch_functions(count).items():
         setattr(torch.cuda, name, function)
 
 
 def install_in_nvml(patch: pytest.MonkeyPatch, count: int) -> None:
-    """Number i is used to i0 %, has i GB of 80 GB in use and (50 + i) °C; the last one reports no temperature."""
+    """GPU i has a utilization of i0 %, uses i of 80 GB, and has (50 + i) °C; the last one reports no temperature."""
 
     def temperature(number: int, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU

@@ -1,4 +1,4 @@
-"""What drills measure, kept in a file: DRILLS_OUT names it (`make drills` does), `benchmarks.reliability` shows it."""
+"""Stores measurements of drills in the file DRILLS_OUT (set by `make drills`); `benchmarks.reliability` shows them."""
 
 import json
 import os
@@ -11,50 +11,50 @@ from typing import Any
 
 
 def spread(seconds: Iterable[float], digits: int = 2) -> dict[str, float]:
-    """How many there were, their median, their 95th percentile and the largest; {} for none."""
-    found = sorted(seconds)
-    if not found:
+    """Count, median, 95th percentile and maximum; {} if there are none."""
+    ordered = sorted(seconds)
+    if not ordered:
         return {}
-    middle, late = statistics.median(found), found[min(len(found) - 1, int(len(found) * 0.95))]
+    median, p95 = statistics.median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))]
     return {
-        "count": len(found),
-        "median": round(middle, digits),
-        "p95": round(late, digits),
-        "max": round(found[-1], digits),
+        "count": len(ordered),
+        "median": round(median, digits),
+        "p95": round(p95, digits),
+        "max": round(ordered[-1], digits),
     }
 
 
 class Figures:
-    """The figures of one drill. `record` prints them and, where DRILLS_OUT is set, puts them into that file."""
+    """The figures of one drill. `record` prints them and, if DRILLS_OUT is set, writes them to that file."""
 
     def __init__(self, drill: str, short: bool = False):
         self.drill, self.short, self._began, self._load = drill, short, time.monotonic(), os.getloadavg()[0]
 
     def record(self, **figures: Any) -> None:
-        """Keep the figures with what they need to be compared: date, seconds it took, load of the machine."""
-        taken = {
+        """Record the figures with what is needed to compare them: date, duration in seconds, load of the machine."""
+        entry = {
             "date": date.today().isoformat(),
             "seconds": round(time.monotonic() - self._began),
             "load": [round(self._load, 1), round(os.getloadavg()[0], 1)],
             **figures,
         }
-        print(f"\n{self.drill}: {json.dumps(taken)}", flush=True)
+        print(f"\n{self.drill}: {json.dumps(entry)}", flush=True)
         if (name := os.environ.get("DRILLS_OUT")) and not self.short:
-            keep(Path(name), self.drill, taken)
+            keep(Path(name), self.drill, entry)
 
 
 def keep(path: Path, drill: str, figures: dict[str, Any]) -> None:
-    """Set one drill's figures in the file, leaving those of others; whole or not at all."""
-    found = json.loads(path.read_text()) if path.exists() and path.stat().st_size else {}
-    found.setdefault("machine", machine())
-    found.setdefault("drills", {})[drill] = figures
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(found, indent=2) + "\n")
-    fresh.rename(path)
+    """Write one drill's figures to the file atomically, leaving those of other drills."""
+    content = json.loads(path.read_text()) if path.exists() and path.stat().st_size else {}
+    content.setdefault("machine", machine())
+    content.setdefault("drills", {})[drill] = figures
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.rename(path)
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, versions."""
+    """Description of this machine: processor, cores, versions."""
     import torch
 
     from evaluation.machine import describe_machine

@@ -1,4 +1,4 @@
-"""The memory of a GPU that is not there."""
+"""The memory of a simulated GPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 
 @dataclass
 class GpuMemory:
-    """Bytes of a GPU: in all, used by other programs, and by models of this process."""
+    """Bytes of a GPU: total, used by other programs, and used by models of this process."""
 
     total: int
     others: int = 0

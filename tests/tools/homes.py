@@ -1,4 +1,4 @@
-"""Rows and files for tests that need a base and training data in a home, without generating them."""
+"""Adds bases and training data to a home without generating them."""
 
 import json
 import random
@@ -11,14 +11,14 @@ from workers.jobs.estimates import PROBE
 
 
 def skip_speed_probe(home: Path) -> None:
-    """An inference server that starts in `home` does not measure the machine; after ten seconds it does so once."""
+    """Store a speed, so that an inference server in `home` measures it only once, ten seconds after its start."""
     file = home / PROBE
     file.touch(mode=0o600)
     file.write_text('{"bytes_per_second": 1}')
 
 
 def add_base(settings: Settings, folder: Path, name: str = "tiny") -> str:
-    """A ready base whose files are in `folder`; returns its id."""
+    """Add a ready base whose files are in `folder`; returns its id."""
     from models.card import make_card
 
     card = make_card(folder)
@@ -32,7 +32,7 @@ def add_base(settings: Settings, folder: Path, name: str = "tiny") -> str:
 def add_answers(
     settings: Settings, base_id: str | None, name: str = "answers", rows: int = 40, length: int = 48
 ) -> str:
-    """A ready dataset of conversations with random token ids (enough to train on, nothing to learn)."""
+    """Add a ready dataset of conversations with random token ids; returns its id."""
     data_id = new_id()
     folder = write_answers(settings.home / "datasets" / data_id, rows, length)
     with writing(settings) as session:
@@ -43,16 +43,16 @@ def add_answers(
 
 
 def write_answers(folder: Path, rows: int, length: int) -> Path:
-    """A dataset folder of `rows` conversations with `length` random token ids each; returns it."""
+    """Write a dataset folder of `rows` conversations with `length` random token ids each; returns it."""
     folder.mkdir(parents=True)
-    draw = random.Random(0)
-    lines = [_row(draw, number, length) for number in range(rows)]
+    rng = random.Random(0)
+    lines = [_row(rng, number, length) for number in range(rows)]
     (folder / "shard-00000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "dataset.json").write_text(json.dumps({"kind": "conversations", "rows": rows}))
     return folder
 
 
-def _row(draw: random.Random, number: int, length: int) -> dict:
+def _row(rng: random.Random, number: int, length: int) -> dict:
     messages = [{"role": "user", "content": f"question {number}"}, {"role": "assistant", "content": "answer"}]
-    ids = [draw.randrange(3, 250) for _ in range(length)]
+    ids = [rng.randrange(3, 250) for _ in range(length)]
     return {"id": str(number), "messages": messages, "token_ids": ids, "loss_spans": [[length // 4, length]]}

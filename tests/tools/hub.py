@@ -1,5 +1,5 @@
-"""A hub on this machine for pushes: the few addresses that huggingface_hub calls to make a repository and to upload a
-folder, over git-lfs' batch protocol (https://github.com/git-lfs/git-lfs/blob/main/docs/api/batch.md)."""
+"""A local hub for pushes: the endpoints that huggingface_hub calls to create a repository and to upload a folder, with
+the batch protocol of git-lfs (https://github.com/git-lfs/git-lfs/blob/main/docs/api/batch.md)."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ class Repository:
 
 
 class Hub:
-    """`refuse` names addresses that are answered with a status instead; `cut` uploads so many large files only."""
+    """The server. `refuse`: {part of a path: error status}; `cut`: number of large files to accept, -1 for all."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,15 +46,15 @@ class Hub:
         self.server.server_close()
 
     def commit(self, repo: str, lines: list[dict[str, Any]]) -> None:
-        """The lines of a commit: small files as they are, large ones by their sum."""
-        found = self.repositories[repo]
+        """Apply the lines of a commit, which contain small files and the checksums of large ones."""
+        repository = self.repositories[repo]
         for line in lines:
             value = line["value"]
             if line["key"] == "file":
-                found.files[value["path"]] = base64.b64decode(value["content"])
+                repository.files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
-                found.files[value["path"]] = self.large[value["oid"]]
-        found.commits += 1
+                repository.files[value["path"]] = self.large[value["oid"]]
+        repository.commits += 1
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -73,9 +73,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, method: str) -> None:
         body = self.body()
         path = self.path.split("?")[0]
-        if path != "/healthz":  # another test's pages may still ask for a server that had this port before
+        if path != "/healthz":  # pages of another test may still poll an earlier server on this port
             self.hub.calls.append(f"{method} {path}")
-        if method == "PUT":  # to an address that the batch named, which needs no token
+        if method == "PUT":  # to a URL of the batch response, which needs no token
             return self.store(path.rpartition("/")[2], body)
         self.hub.tokens.add(self.headers.get("Authorization", ""))
         refused = next((status for part, status in self.hub.refuse.items() if part in path), None)
@@ -93,53 +93,53 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/api/validate-yaml":
             self.send(200, {"errors": [], "warnings": []})
         elif path.endswith(".git/info/lfs/objects/batch"):
-            self.send(200, {"transfer": "basic", "objects": [self.wanted(one) for one in json.loads(body)["objects"]]})
+            self.send(200, {"transfer": "basic", "objects": [self.entry(obj) for obj in json.loads(body)["objects"]]})
         elif repo not in self.hub.repositories:
             self.send(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         elif "/preupload/" in path:
-            self.send(200, {"files": [self.mode(one) for one in json.loads(body)["files"]]})
+            self.send(200, {"files": [self.mode(file) for file in json.loads(body)["files"]]})
         elif "/commit/" in path:
             self.hub.commit(repo, [json.loads(line) for line in body.splitlines()])
             self.send(200, {"commitUrl": f"{self.hub.url}/{repo}/commit/{COMMIT}", "commitOid": COMMIT})
         else:
             self.send(200, {"id": repo, "sha": COMMIT, "private": self.hub.repositories[repo].private, "tags": []})
 
-    def create(self, asked: dict[str, Any]) -> None:
-        repo = f"{asked['organization']}/{asked['name']}"
+    def create(self, fields: dict[str, Any]) -> None:
+        repo = f"{fields['organization']}/{fields['name']}"
         status = 409 if repo in self.hub.repositories else 200
-        private = asked.get("visibility") == "private" or asked.get("private") is True
+        private = fields.get("visibility") == "private" or fields.get("private") is True
         self.hub.repositories.setdefault(repo, Repository(private))
         self.send(status, {"url": f"{self.hub.url}/{repo}", "name": repo})
 
-    def wanted(self, one: dict[str, Any]) -> dict[str, Any]:
-        """Whether the content of a large file is still to be sent."""
-        if one["oid"] in self.hub.large:
-            return one
-        return {**one, "actions": {"upload": {"href": f"{self.hub.url}/large/{one['oid']}"}}}
+    def entry(self, obj: dict[str, Any]) -> dict[str, Any]:
+        """The batch entry of a large file, with an upload action if its content is missing."""
+        if obj["oid"] in self.hub.large:
+            return obj
+        return {**obj, "actions": {"upload": {"href": f"{self.hub.url}/large/{obj['oid']}"}}}
 
-    def mode(self, one: dict[str, Any]) -> dict[str, Any]:
-        large = one["path"].endswith((".safetensors", ".pt"))
-        return {"path": one["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+    def mode(self, file: dict[str, Any]) -> dict[str, Any]:
+        large = file["path"].endswith((".safetensors", ".pt"))
+        return {"path": file["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
 
     def store(self, oid: str, body: bytes) -> None:
-        whole = hashlib.sha256(body).hexdigest() == oid
-        with self.hub.lock:  # large files come at the same moment
-            stored = whole and self.hub.cut != 0
+        complete = hashlib.sha256(body).hexdigest() == oid
+        with self.hub.lock:  # large files are uploaded in parallel
+            stored = complete and self.hub.cut != 0
             if stored:
                 self.hub.cut -= 1
                 self.hub.large[oid] = body
         return self.send(200, {}) if stored else self.send(400, {"error": "not stored"})
 
     def body(self) -> bytes:
-        """By its length, or in chunks."""
+        """Read the request body, of a given length or chunked."""
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        read = b""
+        content = b""
         while size := int(self.rfile.readline().split(b";")[0], 16):
-            read += self.rfile.read(size)
+            content += self.rfile.read(size)
             self.rfile.readline()
         self.rfile.readline()
-        return read
+        return content
 
     def send(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
         content = json.dumps(value).encode()

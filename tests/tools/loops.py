@@ -1,4 +1,4 @@
-"""Running a coroutine from a test, whatever ran before it in this process."""
+"""Running a coroutine from a test, even if the main thread has a running event loop."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Its result. In a thread of its own, since Playwright's synchronous API keeps a loop running in the main one."""
+    """Run a coroutine in a new thread, since Playwright's synchronous API keeps a loop running in the main thread."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()

@@ -1,6 +1,6 @@
 """Peak memory of a computation of any size, without allocating it: floats are meta tensors, integers are real.
 
-Integers are computed, since indices determine shapes; what is written to them from floats (hits) is left out."""
+Integers are computed, since indices determine shapes; writes of float results to them (hits) are skipped."""
 
 import weakref
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class _RMSNorm(Function):
         return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
-class _AsOnAGpu(TorchFunctionMode):
+class _GpuFunctions(TorchFunctionMode):
     def __init__(self, fused_norms: bool) -> None:
         super().__init__()
         self._fused_norms = fused_norms
@@ -84,7 +84,7 @@ class MetaMemory(TorchDispatchMode):
 
     def __init__(self, fused_norms: bool = True) -> None:
         super().__init__()
-        self._composite = _AsOnAGpu(fused_norms)
+        self._composite = _GpuFunctions(fused_norms)
         self._autocast = patch("torch.is_autocast_enabled", lambda _device: is_autocast_enabled("cpu"))
         self.live = self.peak = 0
 
@@ -100,8 +100,8 @@ class MetaMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if any(tensor.is_meta for tensor in given):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if any(tensor.is_meta for tensor in tensors):
             target = args[0] if func.__name__.split(".")[0].endswith("_") else None
             if isinstance(target, Tensor) and not target.is_meta:
                 return target
@@ -109,9 +109,9 @@ class MetaMemory(TorchDispatchMode):
             if "device" in kwargs:
                 kwargs["device"] = torch.device("meta")
         out = func(*args, **kwargs)
-        known = {tensor.untyped_storage()._cdata for tensor in given}
+        existing = {tensor.untyped_storage()._cdata for tensor in tensors}
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in known:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in existing:
                 self._count(tensor)
         return out
 

@@ -1,4 +1,4 @@
-"""Two network namespaces joined by a cable: two machines on one kernel. Root alone can make them."""
+"""Two connected network namespaces: two machines on one kernel. Only root can create them."""
 
 import os
 import shutil
@@ -9,11 +9,11 @@ NET = "10.77.0"
 
 
 class Missing(Exception):
-    """No namespaces can be made here; the text says why."""
+    """No namespaces can be created here; the message gives the reason."""
 
 
 class Machine:
-    """One namespace with an address, and a folder of its own that the others do not see."""
+    """A namespace with an address and a private folder, which the other machine does not see."""
 
     def __init__(self, name: str, number: int, folder: Path):
         self.name, self.address, self.folder = f"sp-{name}-{os.getpid()}", f"{NET}.{number}", folder
@@ -24,7 +24,7 @@ class Machine:
 
     @property
     def run(self) -> tuple[str, ...]:
-        """What goes before a command of this machine. Over `hidden` an empty disk is mounted for it."""
+        """Prefix of a command on this machine. If set, `hidden` is covered by an empty disk."""
         inside = ("ip", "netns", "exec", self.name)
         if self.hidden is None:
             return inside
@@ -36,31 +36,31 @@ class Machine:
 
 
 def two(folder: Path) -> tuple[Machine, Machine]:
-    """Two machines that reach each other and nothing else. Raises Missing."""
+    """Two machines that can only reach each other. Raises Missing."""
     if os.getuid() != 0:
         raise Missing("only root may make network namespaces")
     for program in ("ip", "unshare"):
         if not shutil.which(program):
             raise Missing(f"no `{program}` here; on Debian: apt-get install iproute2 util-linux")
-    made: list[Machine] = []
+    machines: list[Machine] = []
     try:
-        made += [Machine("a", 1, folder / "first")]
-        made += [Machine("b", 2, folder / "second")]
-        ends = [f"va{os.getpid()}", f"vb{os.getpid()}"]
-        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for machine, end in zip(made, ends, strict=True):
-            _ip("link", "set", end, "netns", machine.name)
-            _ip("-n", machine.name, "address", "add", f"{machine.address}/24", "dev", end)
-            _ip("-n", machine.name, "link", "set", end, "up")
+        machines += [Machine("a", 1, folder / "first")]
+        machines += [Machine("b", 2, folder / "second")]
+        interfaces = [f"va{os.getpid()}", f"vb{os.getpid()}"]
+        _ip("link", "add", interfaces[0], "type", "veth", "peer", "name", interfaces[1])
+        for machine, interface in zip(machines, interfaces, strict=True):
+            _ip("link", "set", interface, "netns", machine.name)
+            _ip("-n", machine.name, "address", "add", f"{machine.address}/24", "dev", interface)
+            _ip("-n", machine.name, "link", "set", interface, "up")
     except BaseException:
-        for machine in made:
+        for machine in machines:
             machine.end()
         raise
-    made[0].hidden, made[1].hidden = made[1].folder, made[0].folder
-    return made[0], made[1]
+    machines[0].hidden, machines[1].hidden = machines[1].folder, machines[0].folder
+    return machines[0], machines[1]
 
 
-def _ip(*words: str) -> None:
-    made = subprocess.run(["ip", *words], capture_output=True, text=True)
-    if made.returncode:
-        raise Missing(f"`ip {' '.join(words)}` does not work here: {made.stderr.strip()}")
+def _ip(*arguments: str) -> None:
+    result = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if result.returncode:
+        raise Missing(f"`ip {' '.join(arguments)}` does not work here: {result.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""A headless client of a workbench page: opens it, polls with its timers and sends clicks.
+"""A headless client of a workbench page: it opens the page, polls with its timers and sends clicks.
 
 Follows Gradio's client: the page contains its configuration (components, events), component values are stored, and each
 event is one POST to `run/predict` with the values of its inputs. `Changes` imitates the polling of static/changes.js;
@@ -17,22 +17,22 @@ from typing import Any
 import httpx
 
 CONFIG = re.compile(r"window\.gradio_config = (\{.*?\});\s*</script>", re.DOTALL)
-AGAIN_SECONDS = 1.0
+RECONNECT_SECONDS = 1.0
 """Delay before reconnecting a lost event stream; browsers wait a few seconds."""
 # Delays of static/changes.js: the first one, and its growth factor while nothing changes.
 FIRST_SECONDS, GROWTH = 1.0, 1.5
 DRAWN = " # "
 """Separator between a signature and its content, as in app/widgets/list_page.py."""
-Noted = Callable[[str, float], None]
+OnDuration = Callable[[str, float], None]
 
 
 @dataclass
 class PageClient:
-    """One open page. `noted(action, seconds)` is called with the duration of each opening, poll and click."""
+    """One open page. `on_duration(action, seconds)` is called with the duration of each opening, poll and click."""
 
     client: httpx.AsyncClient
     path: str
-    noted: Noted = lambda action, seconds: None
+    on_duration: OnDuration = lambda action, seconds: None
     session: str = field(default_factory=lambda: secrets.token_hex(6))
     values: dict[int, Any] = field(default_factory=dict)
     props: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -47,27 +47,27 @@ class PageClient:
         self._read(json.loads(CONFIG.search(response.text).group(1)))
         self.changes = Changes.of(self)
         await asyncio.gather(*(self.run(event) for event in self._on("load")), self.changes.look())
-        taken = time.perf_counter() - began
-        self.noted(f"open {self.path.partition('?')[0]}", taken)
-        return taken
+        seconds = time.perf_counter() - began
+        self.on_duration(f"open {self.path.partition('?')[0]}", seconds)
+        return seconds
 
     async def stay(self, until: float) -> None:
         """Keep the page open, with its timers, until this value of `time.monotonic`."""
         ticks = [self._tick(event, until) for event in self._on("tick")]
-        await asyncio.gather(*ticks, self.changes.keep_asking(until))
+        await asyncio.gather(*ticks, self.changes.poll_until(until))
 
-    async def act(self, elem_id: str, trigger: str, value: Any = None, about: dict[str, Any] | None = None) -> float:
-        """Set a component to `value` or click it (`about`: event data); returns the seconds."""
+    async def act(self, elem_id: str, trigger: str, value: Any = None, data: dict[str, Any] | None = None) -> float:
+        """Set a component to `value` or click it (`data`: event data); returns the seconds."""
         component = self.find(elem_id)
         if value is not None:
             self.values[component] = value
         self.changes.pause = FIRST_SECONDS
         began = time.perf_counter()
         for event in self._on(trigger, component):
-            await self.run(event, about)
-        taken = time.perf_counter() - began
-        self.noted(f"{trigger} {elem_id}", taken)
-        return taken
+            await self.run(event, data)
+        seconds = time.perf_counter() - began
+        self.on_duration(f"{trigger} {elem_id}", seconds)
+        return seconds
 
     def find(self, elem_id: str) -> int:
         """The component with this element id."""
@@ -76,7 +76,7 @@ class PageClient:
     async def pick(self, elem_id: str, row_id: str) -> float:
         """Click a row: changes the URL and sends the event; returns the seconds."""
         self.path = f"{self.path.partition('?')[0]}?id={row_id}"
-        return await self.act(elem_id, "pick", about={"id": row_id})
+        return await self.act(elem_id, "pick", data={"id": row_id})
 
     def value(self, elem_id: str) -> Any:
         """Current value of a component."""
@@ -87,12 +87,12 @@ class PageClient:
         """The status strip as HTML."""
         return self.changes.strip
 
-    async def run(self, event: dict[str, Any], about: dict[str, Any] | None = None) -> None:
+    async def run(self, event: dict[str, Any], event_data: dict[str, Any] | None = None) -> None:
         """Send one event with its inputs and the URL's query, and store the returned values."""
         if not event["backend_fn"]:
             return
         data = [self.values.get(number) for number in event["inputs"]]
-        body = {"data": data, "event_data": about, "fn_index": event["id"], "session_hash": self.session}
+        body = {"data": data, "event_data": event_data, "fn_index": event["id"], "session_hash": self.session}
         query = self.path.partition("?")[2]
         if data and "location.search" in str(event.get("js") or ""):
             data[0] = f"?{query}" if query else ""
@@ -122,14 +122,14 @@ class PageClient:
             self.values[number] = fresh
 
     async def _tick(self, event: dict[str, Any], until: float) -> None:
-        """A timer as in the browser: regular, but only one request at a time."""
+        """Imitate a timer of the browser: regular, but only one request at a time."""
         timer, due = event["targets"][0][0], time.monotonic()
         while (due := max(due + float(self.values[timer] or 1.0), time.monotonic())) < until:
             await asyncio.sleep(due - time.monotonic())
             if self.props[timer].get("active", True):
                 began = time.perf_counter()
                 await self.run(event)
-                self.noted("poll", time.perf_counter() - began)
+                self.on_duration("poll", time.perf_counter() - began)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Changes:
     """The polling of static/changes.js: checks for changed rows and triggers their update."""
 
     page: PageClient
-    mark: dict[str, str]
+    attributes: dict[str, str]
     component: int
     pause: float = FIRST_SECONDS
     tag: str = ""
@@ -154,7 +154,7 @@ class Changes:
     async def look(self) -> None:
         """Poll once and run the update events if the page is stale."""
         row = self._field("chosen")
-        query = {"page": self.mark.get("page", ""), "id": row, "strip": self.tag}
+        query = {"page": self.attributes.get("page", ""), "id": row, "strip": self.tag}
         response = await self.page.client.get("/api/changes", params=query)
         response.raise_for_status()
         body = response.json()
@@ -166,13 +166,13 @@ class Changes:
                 await self.page.run(event)
         self.pause = FIRST_SECONDS if stale else min(self.pause * GROWTH, float(body["wait"]))
 
-    async def keep_asking(self, until: float) -> None:
+    async def poll_until(self, until: float) -> None:
         """Poll until this value of `time.monotonic`."""
         while time.monotonic() + self.pause < until:
             await asyncio.sleep(self.pause)
             began = time.perf_counter()
             await self.look()
-            self.page.noted("poll", time.perf_counter() - began)
+            self.page.on_duration("poll", time.perf_counter() - began)
         await asyncio.sleep(max(0.0, until - time.monotonic()))
 
     def _is_stale(self, signature: str, row: str) -> bool:
@@ -180,7 +180,7 @@ class Changes:
         return bool(signature and seen and signature != seen and row == self._field("chosen"))
 
     def _field(self, name: str) -> str:
-        return str(self.page.value(self.mark[name]) or "") if self.mark.get(name) else ""
+        return str(self.page.value(self.attributes[name]) or "") if self.attributes.get(name) else ""
 
 
 @dataclass
@@ -203,7 +203,7 @@ async def follow(
 ) -> StreamResult:
     """Read a run's events to its end, reconnecting after the last event when the connection is lost.
 
-    `begun` is called before the first record is stored.
+    Calls `begun` before it stores the first record.
     """
     result, last, lost_at = StreamResult(), "", 0.0
     deadline = time.monotonic() + seconds
@@ -230,7 +230,7 @@ async def follow(
         if not result.end:
             lost_at = lost_at or time.monotonic()
             result.reconnected += 1
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(RECONNECT_SECONDS)
     return result
 
 

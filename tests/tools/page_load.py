@@ -32,7 +32,7 @@ MODEL = "tiny@heads"
 
 @dataclass
 class LoadTarget:
-    """The measured workbench, with action durations (seconds by name)."""
+    """The measured workbench, with the durations of actions (`taken`: seconds by name)."""
 
     url: str
     settings: Settings
@@ -53,7 +53,7 @@ class LoadTarget:
 
 
 def processes(settings: Settings) -> dict[str, psutil.Process]:
-    """Processes under the supervisor of this home folder."""
+    """The measured processes of a home, by program name."""
     pids = program_pids(settings)
     return {name: psutil.Process(pids[name]) for name in MEASURED if name in pids}
 
@@ -68,48 +68,48 @@ def shares(before: dict[str, float], after: dict[str, float], seconds: float) ->
 
 
 async def idle(target: LoadTarget, clients: int, seconds: float, settle: float = 0.0) -> dict[str, Any]:
-    """Idle Jobs pages; measured after they have been open for `settle` seconds."""
+    """Measure idle Jobs pages after they have been open for `settle` seconds."""
     async with target.clients(clients) as connections:
         pages = [PageClient(client, "/runs", target.note) for client in connections]
         for page in pages:
             await page.open()
-        settled = time.monotonic() + settle
-        await asyncio.gather(*(page.stay(settled) for page in pages))
+        settled_at = time.monotonic() + settle
+        await asyncio.gather(*(page.stay(settled_at) for page in pages))
         polls = len(target.taken["poll"])
         programs = processes(target.settings)
         before, began = cpu_seconds(programs), time.monotonic()
         await asyncio.gather(*(page.stay(began + seconds) for page in pages))
-        passed = time.monotonic() - began
+        elapsed = time.monotonic() - began
         after = cpu_seconds(programs)
     target_polls = len(target.taken["poll"]) - polls
     return {
         "pages": clients,
-        "seconds": round(passed),
-        "polls_per_second": round(target_polls / passed, 1),
-        "cpu_share": shares(before, after, passed),
+        "seconds": round(elapsed),
+        "polls_per_second": round(target_polls / elapsed, 1),
+        "cpu_share": shares(before, after, elapsed),
     }
 
 
 async def visitor(target: LoadTarget, client: httpx.AsyncClient, number: int, until: float) -> None:
     """Open random pages, stay on each for a while, and click on jobs."""
-    chance = random.Random(number)
-    await asyncio.sleep(chance.uniform(0, STAY_SECONDS[1]))
+    rng = random.Random(number)
+    await asyncio.sleep(rng.uniform(0, STAY_SECONDS[1]))
     while time.monotonic() < until:
-        page = PageClient(client, chance.choice(PAGES), target.note)
+        page = PageClient(client, rng.choice(PAGES), target.note)
         await page.open()
-        await page.stay(min(until, time.monotonic() + chance.uniform(*STAY_SECONDS) / 2))
+        await page.stay(min(until, time.monotonic() + rng.uniform(*STAY_SECONDS) / 2))
         if page.path == "/runs":
-            await click_through_jobs(target, page, chance)
-        await page.stay(min(until, time.monotonic() + chance.uniform(*STAY_SECONDS) / 2))
+            await click_through_jobs(target, page, rng)
+        await page.stay(min(until, time.monotonic() + rng.uniform(*STAY_SECONDS) / 2))
 
 
-async def click_through_jobs(target: LoadTarget, page: PageClient, chance: random.Random) -> None:
+async def click_through_jobs(target: LoadTarget, page: PageClient, rng: random.Random) -> None:
     """Change the filter, then select a job."""
-    await page.act("jobs-filter", "change", chance.choice(["All", "Active", "Done"]))
+    await page.act("jobs-filter", "change", rng.choice(["All", "Active", "Done"]))
     with db.reading(target.settings) as session:
         ids = list(session.scalars(select(Job.id).order_by(Job.created_at.desc()).limit(10)))
     if ids:
-        await page.pick("jobs-table", chance.choice(ids))
+        await page.pick("jobs-table", rng.choice(ids))
 
 
 @dataclass

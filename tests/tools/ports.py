@@ -4,12 +4,12 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address where nobody listens now."""
+    """Free ports of the loopback address."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for sock in sockets:
+            sock.close()

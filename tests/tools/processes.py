@@ -1,4 +1,4 @@
-"""What tests ask of processes that are not their children."""
+"""Checks and signals for processes that are not children of the test."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import psutil
 
 
 def gone(pid: int) -> bool:
-    """Whether it ended, also where nobody has reaped it yet; one that ends while we look is gone."""
+    """Whether a process ended. Zombies, and processes that end during the check, count as ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -19,8 +19,8 @@ def gone(pid: int) -> bool:
 
 
 def freeze(home: Path, worker: int, child: int) -> None:
-    """A worker and its child's process group stand still, and neither in a transaction: it would keep SQLite's one file
-    locked for everybody."""
+    """Stop a worker and its child's process group outside any transaction, which would keep the SQLite database
+    locked."""
     while True:
         os.kill(worker, signal.SIGSTOP)
         os.killpg(child, signal.SIGSTOP)
@@ -35,12 +35,12 @@ def freeze(home: Path, worker: int, child: int) -> None:
 
 
 def ranks(child: int) -> list[psutil.Process]:
-    """The processes of a training by rank: those that its fork server forked, in their order."""
+    """The processes of a training by rank: those that its fork server forked, ordered by pid."""
     servers = [p for p in psutil.Process(child).children(recursive=True) if "forkserver" in " ".join(p.cmdline())]
-    return [rank for server in servers for rank in sorted(server.children(), key=lambda each: each.pid)]
+    return [rank for server in servers for rank in sorted(server.children(), key=lambda process: process.pid)]
 
 
 def is_listening_elsewhere(process: psutil.Process) -> bool:
     """Whether a process accepts connections from other machines."""
-    listening = [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
-    return any(each.laddr.ip not in ("127.0.0.1", "::1") for each in listening)
+    listening = [conn for conn in process.net_connections("inet") if conn.status == psutil.CONN_LISTEN]
+    return any(conn.laddr.ip not in ("127.0.0.1", "::1") for conn in listening)

@@ -1,4 +1,4 @@
-"""A real server on loopback that takes messages, in place of somebody's chat."""
+"""A local HTTP server that receives webhook notifications, in place of a chat service."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 class Receiver:
-    """Keeps what it was sent as (path, host, content) and answers `status`."""
+    """Stores received notifications in `got` as (path, host, content) and responds with `status`."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -34,10 +34,10 @@ class Receiver:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """One for the time of the block."""
-    made = Receiver()
+    """Run a receiver for the duration of the block."""
+    receiver = Receiver()
     try:
-        yield made
+        yield receiver
     finally:
-        made.server.shutdown()
-        made.server.server_close()
+        receiver.server.shutdown()
+        receiver.server.server_close()

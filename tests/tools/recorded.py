@@ -1,4 +1,4 @@
-"""Greedy answers of a base as a file for `speculoos replay run`."""
+"""Records greedy answers of a base to a file for `speculoos replay run`."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One real `speculoos up` for drills: its home and ports, its parts by name, killing one and seeing it come back."""
+"""A real `speculoos up` for drills: its home and ports, its parts by name, killing a part and checking its recovery."""
 
 import contextlib
 import os
@@ -25,13 +25,13 @@ START_SECONDS = 300.0
 
 
 class Up:
-    """Everything of one home under `speculoos up`. `settings` are those its processes see."""
+    """The `speculoos up` of one home. `settings` are those that its processes see."""
 
     def __init__(self, home: Path, **environment: str):
         port, inference_port = free_ports(2)
-        outside = ("SPECULOOS_", "DATABASE_URL", "REDIS_URL")
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(outside)}
-        own = {
+        removed = ("SPECULOOS_", "DATABASE_URL", "REDIS_URL")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(removed)}
+        defaults = {
             "SPECULOOS_HOME": str(home),
             "SPECULOOS_PORT": str(port),
             "SPECULOOS_INFERENCE_PORT": str(inference_port),
@@ -41,14 +41,14 @@ class Up:
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(CLONE),
         }
-        self.environment = {**kept, **own, **environment}
+        self.environment = {**inherited, **defaults, **environment}
         self.home = home
         self.process: subprocess.Popen[bytes] | None = None
         home.mkdir(parents=True, exist_ok=True)
 
     @property
     def settings(self) -> Settings:
-        """Read anew: the inference token is made at the first start."""
+        """Loaded at each access, since the first start creates the inference token."""
         return load(self.environment)
 
     @property
@@ -57,33 +57,33 @@ class Up:
 
     @property
     def output(self) -> str:
-        """What it printed, for the message of a test that fails."""
+        """What it printed, for messages of failing tests."""
         return self.words()
 
-    def words(self, which: str = "") -> str:
-        """What one of several starts printed."""
-        file = self._words(which)
+    def words(self, suffix: str = "") -> str:
+        """What the start with this `suffix` printed."""
+        file = self._output_file(suffix)
         return file.read_text(errors="replace") if file.exists() else ""
 
     def start(self) -> "Up":
-        """Start and wait until it says that it is up."""
+        """Start and wait until it prints that it is up."""
         self.begin()
         wait_for(lambda: "Speculoos is up" in self.output or self.process.poll() is not None, "the start")
         assert self.process.poll() is None, self.output
         return self
 
-    def begin(self, which: str = "") -> subprocess.Popen[bytes]:
+    def begin(self, suffix: str = "") -> subprocess.Popen[bytes]:
         """Start without waiting."""
-        with self._words(which).open("wb") as file:
+        with self._output_file(suffix).open("wb") as file:
             self.process = subprocess.Popen(
                 [*COMMAND, "up"], stdout=file, stderr=file, env=self.environment, cwd=CLONE, start_new_session=True
             )
         return self.process
 
-    def command(self, *words: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-        """A `speculoos` command in this home."""
-        full = [*COMMAND, *words]
-        return subprocess.run(full, capture_output=True, text=True, timeout=seconds, env=self.environment, cwd=CLONE)
+    def command(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a `speculoos` command in this home."""
+        command = [*COMMAND, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=self.environment, cwd=CLONE)
 
     def add(self, row: Any) -> str:
         """Store a row; returns its id."""
@@ -93,22 +93,22 @@ class Up:
             return row.id
 
     def pid(self, name: str) -> int:
-        """Process of one part now; 0 when it has none."""
+        """Current process id of a part; 0 if it has none."""
         return program_pids(self.settings).get(name, 0)
 
     def kill(self, name: str) -> int:
-        """SIGKILL one part; returns the process that was killed, 0 when there was none just then."""
+        """Send SIGKILL to a part; returns the killed process id, or 0 if there was none."""
         if pid := self.pid(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return pid
 
     def is_back(self, name: str, before: int) -> bool:
-        """Whether another process does its work and is well."""
+        """Whether the part has a process other than `before` and is healthy."""
         return self.pid(name) not in (0, before) and health.check(self.settings, [name])[name].ok
 
     def end(self) -> None:
-        """Stop it in order, and make sure that nothing is left."""
+        """Stop it gracefully, and end all leftover processes."""
         if self.process and self.process.poll() is None:
             self.process.terminate()
             try:
@@ -118,26 +118,26 @@ class Up:
                 self.process.wait()
         end_leftover_processes(self.settings, timeout=0)
 
-    def _words(self, which: str = "") -> Path:
-        """Beside the home; where that is a disk's top folder, on the disk above."""
-        return Path(f"{self.home}{which}.out")
+    def _output_file(self, suffix: str = "") -> Path:
+        """The output file beside the home, so not on a disk that is mounted at the home."""
+        return Path(f"{self.home}{suffix}.out")
 
 
 def program_pids(settings: Settings) -> dict[str, int]:
-    """Processes of the programs of `up`, by name."""
+    """Process ids of the programs of `up`, by name."""
     names = {program.command: program.name for program in programs(settings)}
-    found = {}
+    pids = {}
     for process in leftover_processes(settings):
         with contextlib.suppress(psutil.Error):
             if name := names.get(tuple(process.cmdline())):
-                found[name] = process.pid
-    return found
+                pids[name] = process.pid
+    return pids
 
 
-def wait_for(claim: Callable[[], object], what: str, seconds: float = START_SECONDS, every: float = 0.1) -> float:
-    """Poll until true; returns the seconds it took, fails with what was waited for."""
+def wait_for(condition: Callable[[], object], what: str, seconds: float = START_SECONDS, every: float = 0.1) -> float:
+    """Poll until `condition()` is true; returns the seconds it took. On timeout, fails and names `what`."""
     began = time.monotonic()
-    while not claim():
+    while not condition():
         assert time.monotonic() - began < seconds, f"waited {seconds:g} s in vain for {what}"
         time.sleep(every)
     return time.monotonic() - began

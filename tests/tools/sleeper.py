@@ -1,4 +1,4 @@
-"""A program to supervise: says that it started, and when told to end takes its time and says when it did."""
+"""A program to supervise: it prints when it started; on SIGTERM it waits for `delay` and prints when it stopped."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The project's server of hidden states as a process of its own, which can be killed and started again."""
+"""The project's hidden-states server as a separate process, which can be killed and restarted."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ START_SECONDS = 120
 
 
 class StateProcess:
-    """`speculoos features serve FOLDER` on one port for good."""
+    """`speculoos features serve FOLDER` on a port that stays the same across restarts."""
 
     def __init__(self, folder: Path, home: Path, *options: str, token: str = ""):
         (self.port,) = free_ports(1)
@@ -28,7 +28,7 @@ class StateProcess:
         self.process: zygote.Popen | zygote.Forked | None = None
 
     def server(self, name: str = "here", **options: object) -> HiddenStatesServer:
-        """As settings.toml would name it."""
+        """The server's entry in settings.toml."""
         return HiddenStatesServer(name, self.url, **options)
 
     def start(self) -> "StateProcess":
@@ -47,7 +47,7 @@ class StateProcess:
             return False
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """Send SIGKILL and wait for the end."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()

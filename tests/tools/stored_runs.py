@@ -1,4 +1,4 @@
-"""Runs as their rows are, for tests that count them."""
+"""Queries of stored runs."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -7,10 +7,10 @@ from tracking.tables import Run, RunStep
 
 
 def all_runs(session: Session) -> list[Run]:
-    """Newest first."""
+    """All runs, newest first."""
     return list(session.scalars(select(Run).order_by(Run.created_at.desc())))
 
 
 def step_count(session: Session, run_id: str) -> int:
-    """How many steps are stored."""
+    """Number of stored steps of a run."""
     return session.scalar(select(func.count()).select_from(RunStep).where(RunStep.run_id == run_id)) or 0

@@ -1,6 +1,6 @@
-"""pytest plugin of `make test-unit`: a test that starts a process fails, as it needs the marker `integration`.
+"""pytest plugin of `make test-unit`: it fails tests that start a process without the marker `integration`.
 
-An audit hook sees every process that a test starts, whatever library starts it.
+An audit hook detects every process that a test starts, whichever library starts it.
 """
 
 import os
@@ -15,10 +15,10 @@ _started: list[str] = []
 
 
 def pytest_configure() -> None:
-    sys.addaudithook(_note)
+    sys.addaudithook(_record)
 
 
-def _note(event: str, arguments: tuple[object, ...]) -> None:
+def _record(event: str, arguments: tuple[object, ...]) -> None:
     if event in EVENTS and os.environ.get("PYTEST_CURRENT_TEST"):
         _started.append(f"{event} {str(arguments[:1])[:120]}")
 

@@ -1,4 +1,4 @@
-"""Looking again and again beside a block of work."""
+"""Calling a function repeatedly during a block."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def watched(look: Callable[[], object], seconds: float) -> Iterator[None]:
-    """Call `look` every so many seconds, in a thread, while the block lasts."""
+    """Call `look` every `seconds` in a thread while the block runs."""
     done = threading.Event()
 
     def watch() -> None:

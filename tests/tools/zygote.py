@@ -1,9 +1,10 @@
-"""Processes of the project that begin in a moment: each is forked from one that has imported the libraries they need,
-which takes seconds. A worker's children are forked the same way; they end with their worker as real ones do. Limited
-children of forked processes are forked too. The processes of a test run, of all xdist workers, share one zygote.
+"""Starts the project's processes quickly: forks them from a zygote that has imported the slow libraries.
 
-Otherwise each is what `python -m MODULE` starts: a process of its own, killed and waited for by its pid. Only its first
-environment, which others see in /proc, is not its own, so what is found by that is tested with real processes.
+A worker's children are forked the same way and end with their worker, as real ones do. Limited children of forked
+processes are forked too. All xdist workers of a test run share one zygote.
+
+Otherwise a forked process is like `python -m MODULE`: a separate process, killed and waited for by its pid. Only its
+initial environment, as others see it in /proc, is the zygote's; tests that depend on it start real processes.
 """
 
 import atexit
@@ -64,7 +65,7 @@ Popen = subprocess.Popen[bytes]
 
 
 class Forked:
-    """A process, as subprocess.Popen has it."""
+    """A forked process with the interface of subprocess.Popen."""
 
     def __init__(self, pid: int):
         self.pid, self.returncode, self._ended = pid, None, threading.Event()
@@ -93,43 +94,43 @@ class Forked:
 
 
 class Forker:
-    """The side that asks. Processes that are asked for one after the other are told of in this order."""
+    """The client of a zygote. Starts are confirmed in the order in which they were requested."""
 
     def __init__(self, channel: socket.socket):
         self._channel = channel
-        self._lock, self._begun, self._running = threading.Lock(), threading.Condition(), {}
-        self._answers: list[int] = []
+        self._lock, self._started, self._running = threading.Lock(), threading.Condition(), {}
+        self._started_pids: list[int] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], out: int, leads: bool, *passed: int
     ) -> Forked:
-        """`python -m module …` with both outputs in the file `out`; where it `leads`, in a session of its own. It has
-        the files `passed` too, at most one."""
-        asked = {"module": module, "arguments": list(arguments), "environment": dict(environment), "leads": leads}
-        asked |= {"folder": os.getcwd(), "passed": passed}
+        """Start `python -m module …` with stdout and stderr in the file `out`; with `leads`, in a new session. It
+        also inherits the files `passed`, at most one."""
+        request = {"module": module, "arguments": list(arguments), "environment": dict(environment), "leads": leads}
+        request |= {"folder": os.getcwd(), "passed": passed}
         sys.audit("tests.zygote", module)
         with self._lock:
-            socket.send_fds(self._channel, [json.dumps(asked).encode()], [out, *passed])
-            with self._begun:
-                assert self._begun.wait_for(lambda: self._answers, 60), "nothing is forked any more"
-                return self._running[self._answers.pop()]
+            socket.send_fds(self._channel, [json.dumps(request).encode()], [out, *passed])
+            with self._started:
+                assert self._started.wait_for(lambda: self._started_pids, 60), "nothing is forked any more"
+                return self._running[self._started_pids.pop()]
 
     def _listen(self) -> None:
-        while said := self._channel.recv(4096):
-            what, pid, status = json.loads(said)
-            with self._begun:
-                if what == "began":
+        while message := self._channel.recv(4096):
+            event, pid, status = json.loads(message)
+            with self._started:
+                if event == "began":
                     self._running[pid] = Forked(pid)
-                    self._answers.append(pid)
-                    self._begun.notify()
+                    self._started_pids.append(pid)
+                    self._started.notify()
                 else:
                     self._running.pop(pid).end(status)
 
 
 @functools.cache
 def zygote() -> Forker:
-    """The one of this test run, which has all libraries imported. It ends with the last process that asks."""
+    """The zygote of this test run, started if needed. It ends with its last client."""
     address = f"\0{ADDRESS[0]}"
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     while channel.connect_ex(address):
@@ -137,7 +138,7 @@ def zygote() -> Forker:
             try:
                 listener.bind(address)
                 listener.listen()
-            except OSError:  # another process just did
+            except OSError:  # another process just did it
                 time.sleep(0.01)
                 continue
             command = [sys.executable, "-m", "tests.tools.zygote", ADDRESS[0], str(listener.fileno())]
@@ -148,32 +149,32 @@ def zygote() -> Forker:
 def begin(
     module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None, out: int = 1
 ) -> Forked | Popen:
-    """`python -m module …`: forked, unless its environment is one that only a new process can have. By default it is
-    this process's."""
+    """Start `python -m module …`: forked, unless `environment` needs a new process. By default it is the environment of
+    this process."""
     environment = environment or _environment()
-    if _fits(environment):
+    if _matches_zygote(environment):
         return zygote().start(module, arguments, environment, out, leads=False)
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(command, stdout=out, stderr=out, env=environment)
 
 
-def popen(command: Sequence[str], stdout: IO[bytes], env: dict[str, str], **more: Any) -> Forked | Popen:
-    """As subprocess.Popen for `cli.launch.supervision`, which starts modules of the project and a broker."""
+def popen(command: Sequence[str], stdout: IO[bytes], env: dict[str, str], **options: Any) -> Forked | Popen:
+    """Replaces subprocess.Popen in `cli.launch.supervision`, which starts modules of the project and a broker."""
     if command[1] == "-m":
         return zygote().start(command[2], command[3:], env, stdout.fileno(), leads=True)
-    return subprocess.Popen(command, stdout=stdout, env=env, **more)
+    return subprocess.Popen(command, stdout=stdout, env=env, **options)
 
 
 def _environment() -> dict[str, str]:
-    """That of this process, with one thread and the project's modules."""
+    """The environment of this process, with one thread and the project on PYTHONPATH."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CLONE)}
 
 
-def _fits(environment: Mapping[str, str]) -> bool:
-    """Whether a process of this environment would import the libraries as the zygote did."""
-    mine = _environment()
-    names = {name for name in (*mine, *environment) if name.startswith(OWN_ENVIRONMENT) and name not in READ_LATER}
-    return all(mine.get(name) == environment.get(name) for name in names)
+def _matches_zygote(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment would import the libraries as the zygote did."""
+    current = _environment()
+    names = {name for name in (*current, *environment) if name.startswith(OWN_ENVIRONMENT) and name not in READ_LATER}
+    return all(current.get(name) == environment.get(name) for name in names)
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:
@@ -182,7 +183,7 @@ def _channel() -> tuple[socket.socket, socket.socket]:
 
 @dataclass
 class Asked:
-    """What a process that was just forked becomes."""
+    """A request to the zygote: the module that a forked process runs, and how."""
 
     module: str
     arguments: list[str]
@@ -193,18 +194,18 @@ class Asked:
     files: Sequence[int]
 
     def begin(self) -> None:
-        """As a process of its own: session, files, environment."""
+        """Set up the forked process: session, files, folder, environment."""
         if self.leads:
             os.setsid()
-        nothing = os.open(os.devnull, os.O_RDONLY)
+        null = os.open(os.devnull, os.O_RDONLY)
         out, *others = self.files
-        for number, file in enumerate((nothing, out, out)):
+        for number, file in enumerate((null, out, out)):
             os.dup2(file, number)
-        kept = 2
+        last = 2
         for number, file in zip(self.passed, others, strict=True):
             os.dup2(file, number)
-            os.closerange(3, kept := number)
-        os.closerange(kept + 1, 1024)
+            os.closerange(3, last := number)
+        os.closerange(last + 1, 1024)
         os.chdir(self.folder)
         os.environ.clear()
         os.environ.update(self.environment)
@@ -215,14 +216,14 @@ class Asked:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def run(self) -> None:
-        """To the end of the process: what Python does then, without its unloading of every library."""
+        """Run the module and exit as Python does, but without unloading every library."""
         status = 0
         try:
-            if self.module == WORKER and not _fork_its_children():
+            if self.module == WORKER and not _serve_worker_children():
                 return
             from speculoos import limited
 
-            os.execv = _go_on_as
+            os.execv = _exec_module
             limited.subprocess = SimpleNamespace(Popen=_limited, DEVNULL=subprocess.DEVNULL)
             sys.argv[1:] = self.arguments
             runpy.run_module(self.module, run_name="__main__", alter_sys=True)
@@ -238,28 +239,28 @@ class Asked:
             os._exit(status)
 
 
-def _go_on_as(_program: str, command: list[str]) -> None:
-    """In place of os.execv of `python -m MODULE`: the libraries stay imported."""
+def _exec_module(_program: str, command: list[str]) -> None:
+    """Replaces os.execv of `python -m MODULE`, so that the libraries stay imported."""
     sys.argv[1:] = command[3:]
     runpy.run_module(command[2], run_name="__main__", alter_sys=True)
     sys.exit()
 
 
-def serve(*asking: socket.socket) -> Asked | None:
-    """Fork what is asked for, and tell how it ended, until nobody asks any more. In a forked process, what it is."""
-    sockets = {each.fileno(): each for each in asking}
-    ends: dict[int, tuple[int, socket.socket]] = {}
+def serve(*initial: socket.socket) -> Asked | None:
+    """Fork requested processes and report their ends until no client is left. A forked process returns its request."""
+    sockets = {sock.fileno(): sock for sock in initial}
+    running: dict[int, tuple[int, socket.socket]] = {}
     poll = select.poll()
     for file in sockets:
         poll.register(file, select.POLLIN)
     while True:
         for file, _ in poll.poll():
-            if file in ends:
-                pid, channel = ends.pop(file)
+            if file in running:
+                pid, channel = running.pop(file)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 poll.unregister(file)
                 os.close(file)
-                with contextlib.suppress(OSError):  # nobody asks there any more
+                with contextlib.suppress(OSError):  # the client is gone
                     channel.send(json.dumps(["ended", pid, status]).encode())
                 continue
             channel = sockets[file]
@@ -269,45 +270,45 @@ def serve(*asking: socket.socket) -> Asked | None:
                 poll.register(accepted, select.POLLIN)
                 continue
             try:
-                said, files, _, _ = socket.recv_fds(channel, 2**20, 2)
-            except ConnectionResetError:  # it was killed
-                said = b""
-            if not said:
+                message, files, _, _ = socket.recv_fds(channel, 2**20, 2)
+            except ConnectionResetError:  # the client was killed
+                message = b""
+            if not message:
                 poll.unregister(file)
                 sockets.pop(file).close()
-                if all(each in asking for each in sockets.values()):
+                if all(sock in initial for sock in sockets.values()):
                     return None
                 continue
-            asked = Asked(**json.loads(said), files=files)
+            request = Asked(**json.loads(message), files=files)
             if not (pid := os.fork()):
-                for each in sockets.values():
-                    each.close()
-                asked.begin()
-                return asked
-            for each in files:
-                os.close(each)
-            end = os.pidfd_open(pid)
-            ends[end] = pid, channel
-            poll.register(end, select.POLLIN)
+                for sock in sockets.values():
+                    sock.close()
+                request.begin()
+                return request
+            for inherited in files:
+                os.close(inherited)
+            pidfd = os.pidfd_open(pid)
+            running[pidfd] = pid, channel
+            poll.register(pidfd, select.POLLIN)
             channel.send(json.dumps(["began", pid, 0]).encode())
 
 
 def _limited(command: list[str], cwd: Path, env: dict[str, str], stdin: int, pass_fds: list[int]) -> Forked | Popen:
-    """For `speculoos.limited` in a forked process: as subprocess.Popen."""
-    if "serving.prompt_work" in command or not _fits(env):  # it refuses to run beside torch
+    """Replaces subprocess.Popen in `speculoos.limited` of a forked process."""
+    if "serving.prompt_work" in command or not _matches_zygote(env):  # prompt_work refuses to run beside torch
         return subprocess.Popen(command, cwd=cwd, env=env, stdin=stdin, pass_fds=pass_fds)
     return zygote().start(command[2], command[3:], env, 2, False, *pass_fds)
 
 
-def _fork_its_children() -> bool:
-    """A process beside this worker forks its children, as this one is forked. False in such a child, at its end."""
+def _serve_worker_children() -> bool:
+    """Start a process that forks this worker's children. Returns True here, and False there and in the children."""
     ours, theirs = _channel()
     worker = os.getpid()
     if not (pid := os.fork()):
         ours.close()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == worker and (asked := serve(theirs)):
-            asked.run()
+        if os.getppid() == worker and (request := serve(theirs)):
+            request.run()
         return False
     theirs.close()
     from workers.child.context import SUPERVISOR_PID
@@ -326,16 +327,16 @@ def _fork_its_children() -> bool:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and their end this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and the zygote ends with them
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
     os.environ.pop(METHODS, None)
     for name in IMPORTED:
         importlib.import_module(name)
     assert ENVIRONMENT_READ not in sys.modules
-    gc.freeze()  # what is never looked at again stays shared
+    gc.freeze()  # objects that are not touched again stay shared
     ADDRESS[0] = sys.argv[1]
-    if asked := serve(socket.socket(fileno=int(sys.argv[2]))):
-        asked.run()
+    if request := serve(socket.socket(fileno=int(sys.argv[2]))):
+        request.run()
 
 
 if __name__ == "__main__":

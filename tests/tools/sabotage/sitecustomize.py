@@ -1,6 +1,6 @@
-"""With this folder on PYTHONPATH, generation misbehaves once for each order in the folder that SABOTAGE names.
+"""With this folder on PYTHONPATH, generation fails once for each order (a file) in the folder that SABOTAGE names.
 
-`panic` is an error that no `except Exception` catches, as a panic in Rust code is; `hang` never comes back.
+`panic` raises an error that `except Exception` does not catch, like a panic in Rust code; `hang` never returns.
 """
 
 import importlib.abc
@@ -15,7 +15,7 @@ ORDERS = Path(os.environ.get("SABOTAGE", "/nonexistent"))
 
 
 class Panic(BaseException):
-    """What pyo3 raises for a panic is no Exception either."""
+    """Like pyo3's PanicException, not a subclass of Exception."""
 
 
 def misbehave():
@@ -39,11 +39,11 @@ class Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         self.real.exec_module(module)
-        true = getattr(module, NAME)
+        original = getattr(module, NAME)
 
-        def generate(*arguments, **named):
+        def generate(*args, **kwargs):
             misbehave()
-            yield from true(*arguments, **named)
+            yield from original(*args, **kwargs)
 
         setattr(module, NAME, generate)
 

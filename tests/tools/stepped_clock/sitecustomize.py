@@ -1,8 +1,8 @@
-"""A clock that tests can step in real processes: with this folder on PYTHONPATH, Python loads this file at its start.
+"""A clock that tests can step in real processes. Python loads this file at its start if this folder is on PYTHONPATH.
 
-The file named by TEST_CLOCK_FILE holds by how many seconds the time of day is ahead (or behind). As with the kernel,
-the date of the machine's start moves along and the monotonic clock does not. (Stepping the machine's own clock would
-step it for everyone, and Linux has no namespace for it.)
+The file TEST_CLOCK_FILE contains the seconds by which the time of day is ahead (negative: behind). As with the kernel,
+the boot time moves along and the monotonic clock does not. (Stepping the machine's clock would affect all processes,
+and Linux has no namespace for it.)
 """
 
 import os
