@@ -99,7 +99,7 @@ def accept_lossless(
         exist = (slots >= 0) & alive[:, None]
         if on_cpu and not exist.any():
             break
-        slots = torch.where(exist, slots, slots[:, :1].clamp_min(1))  # in place of a missing child the first one
+        slots = torch.where(exist, slots, slots[:, :1].clamp_min(1))  # the first child stands in for missing ones
         candidates = Candidates(tokens.gather(1, slots), exist, uniforms.gather(1, slots))
         if proposals_after is None:
             choice, alive, residual = _try_deterministic(p, candidates)
@@ -132,16 +132,17 @@ def _try_deterministic(p: torch.Tensor, candidates: Candidates) -> Tried:
     probs = gathered * exist
     accepted = exist & (uniforms < probs / (1 - probs.cumsum(1) + probs))
     residual = p.scatter(1, tokens, gathered.masked_fill(exist[:, :1], 0.0))
-    found, empty = accepted.any(dim=1), (residual.sum(dim=1) <= 0) & exist[:, 0]  # rounding can reject all children
-    choice = torch.where(found, accepted.int().argmax(dim=1), probs.argmax(dim=1))
-    return choice, found | empty, normalized(residual)
+    # rounding can reject all children
+    is_accepted, empty = accepted.any(dim=1), (residual.sum(dim=1) <= 0) & exist[:, 0]
+    choice = torch.where(is_accepted, accepted.int().argmax(dim=1), probs.argmax(dim=1))
+    return choice, is_accepted | empty, normalized(residual)
 
 
 def _try_sampled(p: torch.Tensor, q: torch.Tensor, candidates: Candidates, on_cpu: bool) -> Tried:
     choice = torch.zeros(len(p), dtype=torch.long, device=p.device)
-    found = torch.zeros_like(choice, dtype=torch.bool)
+    is_accepted = torch.zeros_like(choice, dtype=torch.bool)
     for number, (token, exists, uniform) in enumerate(zip(*(part.unbind(1) for part in candidates), strict=True)):
-        active, token = exists & ~found, token[:, None]
+        active, token = exists & ~is_accepted, token[:, None]
         if on_cpu and not active.any():
             break
         residual = (p - q).clamp_min(0.0)
@@ -149,8 +150,8 @@ def _try_sampled(p: torch.Tensor, q: torch.Tensor, candidates: Candidates, on_cp
         accepted = active & ((uniform < accept_ratio) | (mass <= 0))
         p = torch.where((active & ~accepted)[:, None], normalized(residual), p)
         q = normalized(q.scatter(1, token, 0.0))
-        choice, found = torch.where(accepted, number, choice), found | accepted
-    return choice, found, p
+        choice, is_accepted = torch.where(accepted, number, choice), is_accepted | accepted
+    return choice, is_accepted, p
 
 
 def _is_cpu(device: torch.device) -> bool:
@@ -237,8 +238,8 @@ def accept_typical(
     threshold = typical_threshold(probs, epsilon, alpha)
     parents = upload(torch.tensor(shape.parents[1:], dtype=torch.long), probs.device)
     node_probs = probs[parents, upload(torch.tensor(tokens[1:], dtype=torch.long), probs.device)]
-    found = torch.stack([(node_probs > threshold[parents]).double(), node_probs.double().clamp_min(1e-30).log()])
-    typical, likelihood = found.tolist()
+    values = torch.stack([(node_probs > threshold[parents]).double(), node_probs.double().clamp_min(1e-30).log()])
+    typical, likelihood = values.tolist()
     likelihood = [0.0, *likelihood]
     best, alive = 0, [True]
     for node, parent in enumerate(shape.parents[1:], 1):

@@ -53,10 +53,12 @@ def generate(
         target.commit(tree, nodes)
         drafter.update([t.id for t in tokens], target_output, nodes)
         token = tokens[-1].id
-        whole = len(tokens) == len(verification.path) + 1 and len(tree) == len(proposed_tree)
+        is_complete = len(tokens) == len(verification.path) + 1 and len(tree) == len(proposed_tree)
         accepted = tuple(node - 1 for node in verification.path[: len(tokens)])
         probs = base_probabilities(tree, target_output, config) if record_probs else ()
-        yield Step(index, drafter.kind, tokens, draft_record(tree, probs), accepted, whole, finish, **clock.times())
+        yield Step(
+            index, drafter.kind, tokens, draft_record(tree, probs), accepted, is_complete, finish, **clock.times()
+        )
         index += 1
     if finish is None:
         yield Step(index, drafter.kind, (), counted=False, finish="cancelled")

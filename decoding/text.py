@@ -29,7 +29,7 @@ class TextStream:
         self._origins: list[str] = []  # of the tokens of an incomplete character
         self._held = ""  # possible beginning of a stop text
         self._stopped = self._unfinished = False
-        self._pieces = token_text_reader(tokenizer)
+        self._token_text = token_text_reader(tokenizer)
 
     def record(self, step: Step) -> dict[str, Any]:
         """`step.record()` with `text` for every token and `texts` for every drafted node. Mutates the stream."""
@@ -44,7 +44,7 @@ class TextStream:
         if step.finish is not None and record["tokens"]:  # a cancelled step has no token for the held text
             record["tokens"][-1]["text"] += self._flush()
         self.text += "".join(t["text"] for t in record["tokens"])
-        record["draft"]["texts"] = [self._pieces(i) for i in step.draft_record.tokens]
+        record["draft"]["texts"] = [self._token_text(i) for i in step.draft_record.tokens]
         return record
 
     def records(self, steps: Iterable[Step]) -> Iterable[dict[str, Any]]:

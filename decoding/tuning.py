@@ -37,7 +37,7 @@ class SizePlan:
 
 @dataclass(frozen=True)
 class TreePlan:
-    """The chosen tree and the best of every size. `nodes`: 0 if plain decoding is faster; `verdict`: in words."""
+    """The chosen tree and the best of every size. `nodes`: 0 if plain decoding is faster; `verdict`: a sentence."""
 
     nodes: int
     depth: int

@@ -38,11 +38,11 @@ def _positions(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[s
     steps = [_steps(result) for result in (here, there)]
     if not all(rates) or not all(steps):
         return []
-    found = []
+    positions = []
     for position, (ours, theirs) in enumerate(zip(*rates, strict=False), 1):
         most = max(TOLERANCE, _half_width(ours, theirs, *steps))
         agrees = abs(ours - theirs) <= most
-        found.append(
+        positions.append(
             {
                 "position": position,
                 "here": round(ours, 4),
@@ -51,7 +51,7 @@ def _positions(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[s
                 "agrees": agrees,
             }
         )
-    return found
+    return positions
 
 
 def _rates(result: Mapping[str, Any]) -> list[float]:

@@ -95,16 +95,16 @@ def _class(token_text: str, text: str, previous: str) -> str:
     if INCOMPLETE in stripped or any(letter.isalpha() and not _is_latin(letter) for letter in stripped):
         return OTHER
     if any(letter.isalpha() for letter in stripped):
-        return _word(token_text, stripped, text, previous)
+        return _word_class(token_text, stripped, text, previous)
     return NUMBERS if any(sign.isdigit() for sign in stripped) else PUNCTUATION
 
 
-def _word(token_text: str, stripped: str, text: str, previous: str) -> str:
+def _word_class(token_text: str, stripped: str, text: str, previous: str) -> str:
     continues = token_text[0] == stripped[0] and text[-1:].isalpha()
     if continues and previous in (NAMES, WORDS):
         return previous
-    begins = not text.rstrip(" ") or text.rstrip(" ")[-1] in ENDS_SENTENCE
-    return NAMES if stripped[0].isupper() and not begins and stripped != "I" else WORDS
+    starts_sentence = not text.rstrip(" ") or text.rstrip(" ")[-1] in ENDS_SENTENCE
+    return NAMES if stripped[0].isupper() and not starts_sentence and stripped != "I" else WORDS
 
 
 @lru_cache(maxsize=4096)

@@ -86,14 +86,14 @@ def measure_loads(
             if side.reasons:
                 message = f"{len(side.reasons)} of {requests_at(load, len(requests))} requests failed"
                 reporter.log(f"At {load} concurrent requests, {message}: {side.reasons[0]}", "warning")
-        value, between = _speedup(drafted, plain) if plain else (None, None)
+        value, interval = _speedup(drafted, plain) if plain else (None, None)
         loads.append(
             {
                 "concurrency": load,
                 "drafted": figures[0],
                 "plain": figures[1] if plain else None,
                 "speedup": value,
-                "speedup_interval": between,
+                "speedup_interval": interval,
             }
         )
     return loads
@@ -110,12 +110,12 @@ def _measure_round(side: LoadSide, requests: Sequence[dict[str, Any]], load: int
     """Send `requests`, `load` at a time. Raises Cancelled."""
     before = side.counters() if side.counters else None
     answers: list[TimedAnswer | None] = [None] * len(requests)
-    numbers, left, lock = itertools.count(), len(requests), threading.Lock()
+    numbers, remaining, lock = itertools.count(), len(requests), threading.Lock()
     stopped, finished = threading.Event(), threading.Event()
-    client = side.server.client.with_options(max_retries=0)  # the time of a retry is no measurement
+    client = side.server.client.with_options(max_retries=0)  # a retry would be included in the measured time
 
     def work() -> None:
-        nonlocal left
+        nonlocal remaining
         while not finished.is_set():
             number = next(numbers)
             is_counted = number < len(requests)
@@ -131,8 +131,8 @@ def _measure_round(side: LoadSide, requests: Sequence[dict[str, Any]], load: int
                     answers[number] = answer
             if is_counted:
                 with lock:
-                    left -= 1
-                    if left == 0:
+                    remaining -= 1
+                    if remaining == 0:
                         finished.set()
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(load)]
@@ -151,8 +151,8 @@ def _measure_round(side: LoadSide, requests: Sequence[dict[str, Any]], load: int
 
 
 def _stream(client: openai.OpenAI, request: dict[str, Any], stopped: threading.Event) -> TimedAnswer | None:
-    """The answer to a streaming chat completion; None once `stopped` is set. Lines are parsed here, because to make the
-    client's own objects takes as long as a small server's tokens."""
+    """The answer to a streaming chat completion; None once `stopped` is set. Lines are parsed here, because creating
+    the client's own objects takes as long as a small server's tokens."""
     body: dict[str, Any] = {}
     first = last = 0.0
     started = time.perf_counter()
@@ -180,8 +180,8 @@ def _stream(client: openai.OpenAI, request: dict[str, Any], stopped: threading.E
 
 @contextmanager
 def _create(client: openai.OpenAI, request: dict[str, Any]) -> Iterator[Any]:
-    """A streaming chat completion. Repeated once and at once without a connection: a server closes an idle one while it
-    is used again."""
+    """A streaming chat completion. Repeated once, immediately, if the connection fails: a server may close an idle
+    connection just when it is reused."""
     create = client.chat.completions.with_streaming_response.create
     fields = {**request, "stream": True, "stream_options": {"include_usage": True}}
     with ExitStack() as stack:
@@ -204,8 +204,8 @@ def _has_text(chunk: dict[str, Any]) -> bool:
 def _figures(side: LoadSide, load: int) -> dict[str, Any] | None:
     """`tokens_per_second` of all requests together; `ttft` and `inter_token` in milliseconds, each [median, 95th
     percentile] over requests; τ (None) and acceptance by depth ([] if not published) of the answers, else of the
-    counters, which include uncounted requests; numbers of answered and failed requests. The
-    inter-token latency of a request is the mean over its tokens, since a step with a draft emits several at once."""
+    counters, which include uncounted requests; numbers of answered and failed requests. The inter-token latency of a
+    request is the mean over its tokens, since a step with a draft emits several at once."""
     answers = [answer for answers in side.rounds for answer in answers if answer]
     if not answers:
         return None
@@ -245,8 +245,8 @@ def _speedup(drafted: LoadSide, plain: LoadSide) -> tuple[float | None, list[flo
     for _ in range(DRAWS):
         chosen = [rounds[index] for index in rng.integers(len(rounds), size=len(rounds))]
         draws.append(_ratio(sum(rows[rng.integers(len(rows), size=len(rows))].sum(0) for rows in chosen)))
-    between = [round(float(each), 3) for each in np.percentile(draws, INTERVAL_PERCENTILES)]
-    return (round(value, 3), between) if math.isfinite(value) else (None, None)
+    interval = [round(float(each), 3) for each in np.percentile(draws, INTERVAL_PERCENTILES)]
+    return (round(value, 3), interval) if math.isfinite(value) else (None, None)
 
 
 def _ratio(totals: Any) -> float:

@@ -50,7 +50,7 @@ ROUNDS = 5
 PLAN_DRAWS = 200
 """Bootstrap draws for the intervals of speedups."""
 MEASURED, OTHER_MACHINE = "measured here", "of another machine"
-NEVER = "Speculation does not pay on this machine with this draft, not for one sequence either."
+NEVER_PAYS = "Speculation does not pay on this machine with this draft, not for one sequence either."
 MAX_ACCEPTANCE = 0.999
 """A draft that needs a higher acceptance rate cannot break even."""
 
@@ -134,7 +134,7 @@ def predict_plan(costs: Costs, curves: AcceptanceCurves | None, basis: str = OTH
 def throughput_table(costs: Costs, curves: AcceptanceCurves | None) -> dict[str, Any]:
     """`plain` and `shapes` with their throughput by number of sequences (`by_batch`), the `best` shape of each,
     `stops_at` (number of sequences from which on plain decoding is faster; None: not among the measured ones),
-    `standalone` drafts with their break-even acceptance rate, and a `verdict` in words."""
+    `standalone` drafts with their break-even acceptance rate, and a `verdict` as text."""
     plain = _row(DraftShape("plain"), costs)
     shapes = [_row(shape, costs) for shape in _measured_shapes(costs, curves)]
     best = {str(batch): _best(shapes, batch) for batch in costs.batches}
@@ -242,7 +242,7 @@ def _shapes_verdict(plan_result: dict[str, Any]) -> str:
         return ""
     name = plan_result["best"]["1"]
     if name == "plain":
-        return NEVER
+        return NEVER_PAYS
     fastest = next(shape for shape in plan_result["shapes"] if shape["name"] == name)
     one_sequence = fastest["by_batch"]["1"]
     share = one_sequence["draft_ms"] / one_sequence["step_ms"]

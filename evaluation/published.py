@@ -104,8 +104,8 @@ def acceptance_of_answer(answer: Mapping[str, Any]) -> PublishedAcceptance | Non
 
 
 def undrafted_answer(answer: Mapping[str, Any]) -> PublishedAcceptance | None:
-    """An answer of llama.cpp for which no token was drafted: it leaves out `draft_n`, as does a server without a draft,
-    so ask only of a server that drafted for other answers."""
+    """The acceptance of an answer of llama.cpp for which no token was drafted. Such an answer has no `draft_n`. Neither
+    have those of a server without a draft, so use it only for a server that drafted for other answers."""
     try:
         tokens = _count(answer["timings"]["predicted_n"]) - 1
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -117,7 +117,7 @@ def scrape(endpoint: Endpoint) -> PublishedAcceptance | None:
     """The counters of an endpoint's first server, requested with its key and without redirects; None without any."""
     address = metrics_address(endpoint.urls[0])
     key = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-    encrypted = address.lower().startswith("https:")  # to read the certificates takes longer than to ask
+    encrypted = address.lower().startswith("https:")  # loading the certificates takes longer than the request
     with httpx.Client(timeout=TIMEOUT, follow_redirects=False, headers=key, verify=encrypted) as client:
         return read_metrics(_text(client, address))
 
@@ -184,7 +184,7 @@ def _vllm(answer: Mapping[str, Any]) -> PublishedAcceptance:
     by_depth, steps = _by_depth(result.get("acceptance_histogram")), _vllm_steps(result)
     if steps is not None and (len(steps), sum(step.accepted for step in steps)) != (verifications, accepted):
         steps = None
-    # it counts only steps with draft tokens: n-gram drafts and batch-size schedules have others
+    # vLLM counts only steps with draft tokens; n-gram drafts and batch-size schedules have others
     undrafted = max(_count((answer.get("usage") or {}).get("completion_tokens") or 0) - 1 - verifications - accepted, 0)
     verifications, steps = verifications + undrafted, None if undrafted else steps
     return PublishedAcceptance(verifications + accepted, verifications, by_depth, drafted, steps)

@@ -85,9 +85,9 @@ def evaluate_served(
     if not questions:
         raise BadInput("There is no question to evaluate on.")
     endpoint, options = replace(endpoint, url=endpoint.urls[0]), options or ServedRequest()
-    without = replace(plain_endpoint, url=plain_endpoint.urls[0]) if plain_endpoint else endpoint
-    plain = EndpointPool([without], plain_model) if plain_model or plain_endpoint else None
-    for each in (endpoint, without) if concurrency else ():
+    undrafted_endpoint = replace(plain_endpoint, url=plain_endpoint.urls[0]) if plain_endpoint else endpoint
+    plain = EndpointPool([undrafted_endpoint], plain_model) if plain_model or plain_endpoint else None
+    for each in (endpoint, undrafted_endpoint) if concurrency else ():
         if each.requests_per_minute:
             raise BadInput(f"{each.name} has requests_per_minute in settings.toml, which limits every load; remove it.")
     total = len(questions) * (1 + len(concurrency))

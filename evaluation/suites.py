@@ -48,7 +48,7 @@ CATEGORIES = {"humaneval": "code", "gsm8k": "math"}
 """Category of all questions of a suite that names none."""
 SPLIT = re.compile(r"qualitative|throughput_(\d+)k")
 UNPREPARED = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-"""Begin of the texts that SPEED-Bench's hub dataset has in place of other datasets' texts."""
+"""Start of the placeholders for texts of other datasets in SPEED-Bench's hub dataset."""
 COMPLETION_PROMPT = "Complete this Python function.\n\n```python\n{}\n```"
 
 
@@ -106,11 +106,11 @@ def installed_file(suite: str) -> Path | None:
 
 def _check_split(name: str, suite: str) -> None:
     """Raise BadInput if a file's name is that of another split of SPEED-Bench, whose questions look the same."""
-    if not suite.startswith("speed_bench") or not (found := SPLIT.search(name)):
+    if not suite.startswith("speed_bench") or not (split_match := SPLIT.search(name)):
         return
-    other = f"speed_bench_{found[1]}k" if found[1] else "speed_bench"
-    if other != suite:
-        raise BadInput(f"{name}: by its name it is of the suite {other}, not {suite}; choose that one.")
+    named_suite = f"speed_bench_{split_match[1]}k" if split_match[1] else "speed_bench"
+    if named_suite != suite:
+        raise BadInput(f"{name}: by its name it is of the suite {named_suite}, not {suite}; choose that one.")
 
 
 @contextmanager
@@ -142,9 +142,11 @@ def _row(line: int, record: dict[str, Any], suite: str) -> ImportedRow:
     if not (category := CATEGORIES.get(suite)):
         text_of(_require(record, "category"), "category")
         category = category_of(record)
-    known = SUITES[suite].categories
-    if known and category not in known:
-        raise BadRecord(f"category: {category!r} is not one of {SUITES[suite].title}; known are {', '.join(known)}")
+    known_categories = SUITES[suite].categories
+    if known_categories and category not in known_categories:
+        raise BadRecord(
+            f"category: {category!r} is not one of {SUITES[suite].title}; known are {', '.join(known_categories)}"
+        )
     if suite == "spec_bench":
         if category not in TASKS:
             raise BadRecord(f"category: {category!r} is of none of the six tasks; known are {', '.join(TASKS)}")

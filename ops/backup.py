@@ -6,8 +6,8 @@
     sums.txt                     sha256 of each of the above, for `sha256sum -c`
     end.json                     the last member; an archive without it was cut off
 
-A member may occur twice (its file changed while it was read): the last one counts. A member missing in sums.txt does
-not count. Unfinished outputs of running jobs are included as far as they are whole (shards, training states).
+A member may occur twice (its file changed while it was read): the last one is used. A member missing in sums.txt is
+ignored. Of unfinished outputs of running jobs, the complete parts (shards, training states) are included.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ ENDINGS: dict[str, Any] = {".tar": {"mode": "w:"}, ".tar.gz": GZIP, ".tgz": GZIP
 CHUNK = 1 << 20
 SECRET_TABLES, SKIPPED_TABLES = ("logins",), ("device_leases",)
 TRIES, PAUSE = 4, 0.25
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass
@@ -63,9 +63,11 @@ class BackupReport:
     outside: list[str] = field(default_factory=list)
 
 
-def back_up(settings: Settings, target: Path, *, say: Say = lambda _: None, **options: bool) -> BackupReport:
-    """Write a backup to a file of mode 0600 that appears whole or not at all; `options` as for `stream`. Raises
-    BadInput for another ending than ENDINGS, Conflict for an existing file, Unavailable for a full disk."""
+def back_up(
+    settings: Settings, target: Path, *, on_progress: OnProgress = lambda _: None, **options: bool
+) -> BackupReport:
+    """Write a backup to a file of mode 0600 that appears complete or not at all; `options` as for `stream`. Raises
+    BadInput for an ending that is not in ENDINGS, Conflict for an existing file, Unavailable for a full disk."""
     compression = next((how for ending, how in ENDINGS.items() if target.name.endswith(ending)), None)
     if compression is None:
         raise BadInput(f"{target.name}: the name of a backup ends with one of {', '.join(ENDINGS)}.")
@@ -74,7 +76,7 @@ def back_up(settings: Settings, target: Path, *, say: Say = lambda _: None, **op
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with new_private_file(target) as out, tarfile.open(fileobj=out, copybufsize=CHUNK, **compression) as tar:
-            report = _write(settings, tar, say, **options)
+            report = _write(settings, tar, on_progress, **options)
     except OSError as error:
         if not disk_full(error):
             raise
@@ -83,15 +85,17 @@ def back_up(settings: Settings, target: Path, *, say: Say = lambda _: None, **op
     return report
 
 
-def stream(settings: Settings, out: IO[bytes], *, say: Say = lambda _: None, **options: bool) -> BackupReport:
+def stream(
+    settings: Settings, out: IO[bytes], *, on_progress: OnProgress = lambda _: None, **options: bool
+) -> BackupReport:
     """Write an uncompressed backup to an open file or pipe. Options: `secrets` (default false) includes tokens, keys
     and logins; without `files` (default true) it holds only the database."""
     with tarfile.open(fileobj=out, mode="w|", copybufsize=CHUNK) as tar:
-        return _write(settings, tar, say, **options)
+        return _write(settings, tar, on_progress, **options)
 
 
 def _write(
-    settings: Settings, tar: tarfile.TarFile, say: Say, secrets: bool = False, files: bool = True
+    settings: Settings, tar: tarfile.TarFile, on_progress: OnProgress, secrets: bool = False, files: bool = True
 ) -> BackupReport:
     writer = _Writer(tar, settings.home)
     with db.snapshot(settings) as connection:
@@ -100,13 +104,13 @@ def _write(
         head |= {"made_at": now().isoformat(), "database": db.engine(settings).dialect.name, "secrets": secrets}
         writer.data(HEAD, json.dumps(head).encode())
         report.rows = _write_rows(writer, connection, secrets)
-        say(f"{report.rows:,} rows")
+        on_progress(f"{report.rows:,} rows")
         session = Session(connection)
         items = [(kind, row, _in_store(session, settings, row)) for kind, row in rows_with_files(session) if files]
         single = [settings.home / "logs" / f"{job_id}.log" for job_id in session.scalars(select(Job.id))]
         single += [settings.home / "settings.toml", settings.home / "starter-head", *uploads_of(session, settings.home)]
     for kind, row, in_store in items:
-        say(f"{kind}: {row.name}")
+        on_progress(f"{kind}: {row.name}")
         report.things += 1
         if kind == "models" and row.path and not Path(row.path).is_relative_to(settings.home):
             report.outside.append(f"{row.name} ({row.path})")
@@ -154,15 +158,17 @@ class _Writer:
 
     def item(self, kind: str, row: Any) -> str:
         """Copy a row's files; returns a problem with them, "" for none. Retries while they change."""
-        own, named = self.home / kind / row.id, Path(row.path or "")
-        other = named.is_relative_to(self.home / kind) and not named.is_relative_to(own)
+        own_folder, named_folder = self.home / kind / row.id, Path(row.path or "")
+        is_elsewhere = named_folder.is_relative_to(self.home / kind) and not named_folder.is_relative_to(own_folder)
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(PAUSE)
             before = len(self.sums)
-            whole = all([self._folder(folder) for folder in ([own, named] if other else [own])])
+            is_complete = all(
+                [self._folder(folder) for folder in ([own_folder, named_folder] if is_elsewhere else [own_folder])]
+            )
             copied = dict(islice(self.sums.items(), before, None))
-            if not (problem := self._problem(row, copied, whole)) or attempt == TRIES - 1:
+            if not (problem := self._problem(row, copied, is_complete)) or attempt == TRIES - 1:
                 break
             for name in copied:
                 del self.sums[name]
@@ -180,27 +186,27 @@ class _Writer:
             return all([self._add(self._name(path), file, stat.st_size, stat.st_mtime) for (path, file), stat in added])
 
     def _folder(self, folder: Path) -> bool:
-        """Copy a folder without names that begin with a dot (half-made). A training state is copied whole, even if it
-        is deleted meanwhile, or left out."""
-        whole = True
+        """Copy a folder without names that begin with a dot (incomplete). A training state is copied completely, even
+        if it is deleted meanwhile, or not at all."""
+        is_complete = True
         for parent, folders, names in os.walk(folder):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             paths = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
             if not Path(parent).name.startswith(STATE):
-                whole = all([self.files([path]) for path in paths]) and whole
+                is_complete = all([self.files([path]) for path in paths]) and is_complete
             elif not self.files(paths):
                 for path in paths:
                     self.sums.pop(self._name(path), None)
-        return whole
+        return is_complete
 
-    def _problem(self, row: Any, copied: dict[str, str], whole: bool) -> str:
+    def _problem(self, row: Any, copied: dict[str, str], is_complete: bool) -> str:
         """A problem with the copied files of a row that is ready, by its sha256 and its SHA256SUMS; "" for none."""
         if row.state != "ready" or (row.path and not Path(row.path).is_relative_to(self.home)):
             return ""
         root = f"{self._name(Path(row.path))}/" if row.path else ""
         if not root or not any(name.startswith(root) for name in copied):
             return "its files are missing"
-        if not whole:
+        if not is_complete:
             return "its files changed while they were read"
         sha256 = getattr(row, "sha256", "")
         if sha256 and copied.get(f"{root}model.safetensors") != sha256:

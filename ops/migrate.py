@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from ops.backup import back_up
-from ops.restore import check_whole
+from ops.restore import check_not_restoring
 from speculoos.errors import SpeculoosError
 from speculoos.files import new_private_file
 from speculoos.private import restrict_permissions, set_private_umask
@@ -24,7 +24,7 @@ def migrate(settings: Settings) -> Path | None:
 
     Raises Unavailable, changing nothing, when the database is damaged, newer than this code, or cannot be copied.
     """
-    check_whole(settings)
+    check_not_restoring(settings)
     copy = None
     if (revision := db.revision(settings)) and revision != revisions.head():
         copy = keep_copy(settings, f"before-{revisions.head()}-from-{revision}")

@@ -1,7 +1,7 @@
 """Restore of a backup into an empty home: check the archive, write the rows, move the files; undo all if that fails.
 
 The archive is unpacked into `.restore` in the home. While that folder exists the home is not complete: `up` and the
-commands refuse it, and the next restore first removes what the broken one wrote.
+commands refuse it, and the next restore first removes what the interrupted one wrote.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ops import rows
-from ops.backup import CHUNK, END, FORMAT, HEAD, HOME, ROWS, SKIPPED_TABLES, SUMS, Say
+from ops.backup import CHUNK, END, FORMAT, HEAD, HOME, ROWS, SKIPPED_TABLES, SUMS, OnProgress
 from speculoos.checksums import file_sha256
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
@@ -29,11 +29,11 @@ from tracking.tables import now
 
 BUSY, FILLING = ".restore", "filling"
 NAME = r"/(?!\.{1,2}(?:/|$))[^/\x00-\x1f]+"
-PLACES = "models|datasets|checkpoints|logs|uploads|secrets|settings.toml|starter-head"
-MEMBER = re.compile(rf"{HEAD}|{SUMS}|{END}|{ROWS}{NAME}{NAME}(?<=\.jsonl)|{HOME}/(?:{PLACES})(?:{NAME})*")
+HOME_PARTS = "models|datasets|checkpoints|logs|uploads|secrets|settings.toml|starter-head"
+MEMBER = re.compile(rf"{HEAD}|{SUMS}|{END}|{ROWS}{NAME}{NAME}(?<=\.jsonl)|{HOME}/(?:{HOME_PARTS})(?:{NAME})*")
 HEAD_FIELDS = {"format": int, "revision": str, "home": str, "files": bool, "made_at": str}
 TABLES_WITH_PATHS = ("bases", "datasets", "checkpoints", "evaluations", "jobs")
-IGNORED_TABLES = ("preferences", "device_leases", "logins")  # tables whose rows do not make a database a used one
+IGNORED_TABLES = ("preferences", "device_leases", "logins")  # their rows do not count as use of a database
 RESUMED = "Resumes from its state at the time of the backup."
 CUT_OFF = "Was running at the time of the backup; send it again."
 DAMAGE = (tarfile.TarError, EOFError, ValueError, zlib.error, LZMAError)
@@ -52,11 +52,13 @@ class RestoreReport:
     outside: list[str]
 
 
-def restore(settings: Settings, source: IO[bytes], name: str, *, say: Say = lambda _: None) -> RestoreReport:
+def restore(
+    settings: Settings, source: IO[bytes], name: str, *, on_progress: OnProgress = lambda _: None
+) -> RestoreReport:
     """Fill an empty home and database from a backup. The caller makes sure that the workbench does not run.
 
-    Raises Conflict for a home or database that is in use, BadInput for a damaged archive, Unavailable for one of a
-    newer Speculoos or a full disk; the home is empty then.
+    Raises Conflict for a home or database that is in use, BadInput for a damaged archive, Unavailable for an archive of
+    a newer Speculoos or a full disk; after these errors the home is empty.
     """
     busy = settings.home / BUSY
     _undo(settings)
@@ -66,7 +68,7 @@ def restore(settings: Settings, source: IO[bytes], name: str, *, say: Say = lamb
             head, end = _unpack(source, name, busy, lambda head: check_empty(settings, files=head["files"]))
         except DAMAGE as error:
             raise BadInput(f"{name} is not a backup, or it is damaged or cut off ({error}).") from None
-        say("The archive is complete.")
+        on_progress("The archive is complete.")
         report = _fill(settings, busy, head, end)
     except BaseException as error:
         _undo(settings)
@@ -77,7 +79,7 @@ def restore(settings: Settings, source: IO[bytes], name: str, *, say: Say = lamb
     return report
 
 
-def check_whole(settings: Settings) -> None:
+def check_not_restoring(settings: Settings) -> None:
     """Raises Conflict for a home in which a restore is running or broke off."""
     if (settings.home / BUSY).exists():
         raise Conflict(
@@ -113,7 +115,7 @@ def _is_used(row: dict[str, Any]) -> bool:
 def _unpack(
     source: IO[bytes], name: str, folder: Path, check: Callable[[dict[str, Any]], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Unpack the archive and compare its sums; `check` may refuse it by its head. Returns head and end."""
+    """Unpack the archive and compare its checksums; `check` may raise to refuse its head. Returns head and end."""
     head: dict[str, Any] = {}
     members = set()
     with tarfile.open(fileobj=source, mode="r|*", copybufsize=CHUNK) as tar:
@@ -158,9 +160,9 @@ def _checked(head: Any, name: str) -> dict[str, Any]:
 
 def _fill(settings: Settings, busy: Path, head: dict[str, Any], end: dict[str, Any]) -> RestoreReport:
     files = sorted(path for path in (busy / HOME).rglob("*") if path.is_file())
-    places = [(path, settings.home / path.relative_to(busy / HOME)) for path in files]
-    places = [(path, place) for path, place in places if not place.exists()]  # settings and secrets of this home stay
-    (busy / FILLING).write_text("\0".join(str(place) for _, place in places))
+    moves = [(path, settings.home / path.relative_to(busy / HOME)) for path in files]
+    moves = [(path, target) for path, target in moves if not target.exists()]  # settings and secrets of this home stay
+    (busy / FILLING).write_text("\0".join(str(target) for _, target in moves))
     _remove_tables(settings)
     db.upgrade(settings, head["revision"])
     count = resumed = 0
@@ -176,10 +178,10 @@ def _fill(settings: Settings, busy: Path, head: dict[str, Any], end: dict[str, A
         for table in rows.tables(connection):
             count += rows.write_rows(connection, table, adapted(table.name))
     db.upgrade(settings)
-    _place(places)
+    _move_files(moves)
     wrong, outside = list(end.get("wrong", [])), list(end.get("outside", []))
     made_at = datetime.fromisoformat(head["made_at"])
-    return RestoreReport(made_at, head["revision"], count, len(places), resumed, wrong, outside)
+    return RestoreReport(made_at, head["revision"], count, len(moves), resumed, wrong, outside)
 
 
 def _read(folder: Path) -> Iterator[dict[str, Any]]:
@@ -214,10 +216,10 @@ def _moved(value: Any, old: str, new: str) -> Any:
     return [_moved(item, old, new) for item in value] if isinstance(value, list) else value
 
 
-def _place(places: list[tuple[Path, Path]]) -> None:
-    for path, place in places:
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if place.parent.name == "secrets" else 0o777)
-        path.rename(place)
+def _move_files(moves: list[tuple[Path, Path]]) -> None:
+    for source, target in moves:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if target.parent.name == "secrets" else 0o777)
+        source.rename(target)
 
 
 def _undo(settings: Settings) -> None:
@@ -227,9 +229,9 @@ def _undo(settings: Settings) -> None:
         return
     if (busy / FILLING).exists():
         _remove_tables(settings)
-        for place in map(Path, filter(None, (busy / FILLING).read_text().split("\0"))):
-            place.unlink(missing_ok=True)
-            folder = place.parent
+        for path in map(Path, filter(None, (busy / FILLING).read_text().split("\0"))):
+            path.unlink(missing_ok=True)
+            folder = path.parent
             while folder != settings.home and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
                 folder = folder.parent
@@ -237,6 +239,6 @@ def _undo(settings: Settings) -> None:
 
 
 def _remove_tables(settings: Settings) -> None:
-    """Empty the database, whatever its revision; it was checked to hold nothing."""
+    """Remove all tables of the database, whatever its revision; `check_empty` found no data in it."""
     if db.revision(settings):
         db.downgrade(settings, "base")

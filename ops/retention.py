@@ -59,28 +59,28 @@ def clean(
 ) -> dict[str, RetentionPart]:
     """Apply every rule; returns what was (or with `dry_run` would be) removed, by rule."""
     settings, at = retention_rules.current_settings(settings), at or now()
-    done = {
+    removed = {
         name: RetentionPart(_count_rows(settings, keys) if dry_run else _delete_rows(settings, keys, columns, batch))
         for name, (keys, columns, batch) in old_rows(settings, at).items()
     }
-    done |= {name: _remove_files(find(settings, at), dry_run) for name, find in OLD_FILES.items()}
-    _remove_stored_uploads(settings, at, done["uploads"], dry_run)
+    removed |= {name: _remove_files(find(settings, at), dry_run) for name, find in OLD_FILES.items()}
+    _remove_stored_uploads(settings, at, removed["uploads"], dry_run)
     if leftovers:
-        done |= sweep(settings, dry_run=dry_run, at=at)
+        removed |= sweep(settings, dry_run=dry_run, at=at)
     if not dry_run:
         _shrink_database(settings)
-        _note(settings, done, at)
-    return done
+        _note(settings, removed, at)
+    return removed
 
 
 def sweep(settings: Settings, *, dry_run: bool = False, at: datetime | None = None) -> dict[str, RetentionPart]:
     """Remove the leftovers."""
     settings, at = retention_rules.current_settings(settings), at or now()
-    part = _remove_files((left.path for left in storage.leftovers(settings, at)), dry_run)
-    left = storage.store_leftovers(settings, at, _cutoff(at, settings.keep_states_days))
+    part = _remove_files((item.path for item in storage.leftovers(settings, at)), dry_run)
+    stored_leftovers = storage.store_leftovers(settings, at, _cutoff(at, settings.keep_states_days))
     if not dry_run:
-        storage.remove_from_store(settings, left)
-    return {"leftovers": RetentionPart(part.count + len(left), part.bytes + sum(left.values()))}
+        storage.remove_from_store(settings, stored_leftovers)
+    return {"leftovers": RetentionPart(part.count + len(stored_leftovers), part.bytes + sum(stored_leftovers.values()))}
 
 
 def clean_when_due(settings: Settings) -> bool:
@@ -90,8 +90,8 @@ def clean_when_due(settings: Settings) -> bool:
         if last and last.updated_at > now() - EVERY:
             return False
         session.merge(Preference(key=NOTE, value=dict(last.value) if last else {}, updated_at=now()))
-    if words := in_words(clean(settings)):
-        log.info("Retention removed %s.", words)
+    if summary := describe(clean(settings)):
+        log.info("Retention removed %s.", summary)
     return True
 
 
@@ -109,11 +109,11 @@ def in_background(settings: Settings) -> threading.Thread:
     return thread
 
 
-def in_words(done: dict[str, RetentionPart]) -> str:
+def describe(removed: dict[str, RetentionPart]) -> str:
     """`12 runs, 3 states (1,204.5 MB)`; empty when nothing was removed."""
     return ", ".join(
         f"{part.count:,} {name}" + (f" ({part.bytes / 1e6:,.1f} MB)" if part.bytes else "")
-        for name, part in done.items()
+        for name, part in removed.items()
         if part.count
     )
 
@@ -142,13 +142,13 @@ def _delete_rows(settings: Settings, keys: Select[Any], columns: Columns, batch:
     count = 0
     while True:
         with db.reading(settings) as session:
-            found = list(session.scalars(keys.limit(batch)))
-        if not found:
+            old_keys = list(session.scalars(keys.limit(batch)))
+        if not old_keys:
             return count
         with db.writing(settings) as session:
             for column in columns:
-                session.execute(delete(column.class_).where(column.in_(found)))
-        count += len(found)
+                session.execute(delete(column.class_).where(column.in_(old_keys)))
+        count += len(old_keys)
         time.sleep(PAUSE)
 
 
@@ -160,10 +160,10 @@ def _remove_files(paths: Iterable[Path], dry_run: bool) -> RetentionPart:
         part.bytes += total_bytes(path)
         if dry_run:
             continue
-        gone = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        renamed = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with suppress(OSError):
-            path.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True) if gone.is_dir() else gone.unlink(missing_ok=True)
+            path.rename(renamed)
+            shutil.rmtree(renamed, ignore_errors=True) if renamed.is_dir() else renamed.unlink(missing_ok=True)
     return part
 
 
@@ -231,7 +231,7 @@ def _remove_stored_uploads(settings: Settings, at: datetime, part: RetentionPart
         if not dry_run:
             with db.writing(settings) as session:
                 stored.delete_stored(session, row.id)
-            stored.RemoteFiles(settings, stored.store_key(row.kind, row.id)).remove()
+            stored.RemoteFiles(settings, stored.store_prefix(row.kind, row.id)).remove()
 
 
 def _shrink_database(settings: Settings) -> None:
@@ -246,9 +246,9 @@ def _shrink_database(settings: Settings) -> None:
         time.sleep(PAUSE)
 
 
-def _note(settings: Settings, done: dict[str, RetentionPart], at: datetime) -> None:
-    removed = {name: asdict(part) for name, part in done.items() if part.count}
-    value = {"removed": removed, "removed_at": at.isoformat()}
+def _note(settings: Settings, removed: dict[str, RetentionPart], at: datetime) -> None:
+    removed_parts = {name: asdict(part) for name, part in removed.items() if part.count}
+    value = {"removed": removed_parts, "removed_at": at.isoformat()}
     with db.writing(settings) as session:
         last = session.get(Preference, NOTE)
-        session.merge(Preference(key=NOTE, value=last.value if last and not removed else value, updated_at=now()))
+        session.merge(Preference(key=NOTE, value=last.value if last and not removed_parts else value, updated_at=now()))

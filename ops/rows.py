@@ -1,5 +1,5 @@
-"""Rows as lines of JSON, the same for SQLite and PostgreSQL. Tables are read from the database, not from today's
-classes, so this works at every revision.
+"""Rows as lines of JSON, the same for SQLite and PostgreSQL. Tables are read from the database, not from the classes of
+this version, so this works at every revision.
 """
 
 import json
@@ -70,8 +70,8 @@ def write_rows(connection: Connection, table: sa.Table, rows: Iterable[dict[str,
             raise BadInput(f"The database rejects {where}: {first}.") from error
         count += len(batch)
     for row in linked:
-        own = [column == row[column.name] for column in table.primary_key]
-        connection.execute(sa.update(table).where(*own).values({name: row[name] for name in links}))
+        key_conditions = [column == row[column.name] for column in table.primary_key]
+        connection.execute(sa.update(table).where(*key_conditions).values({name: row[name] for name in links}))
     _set_sequence(connection, table)
     return count
 

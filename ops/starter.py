@@ -1,7 +1,7 @@
 """Rows of the starter model and its head: the model `starter` and the checkpoint `starter@starter`.
 
-Their files are part of the installation, so deleting a row deletes no file. The home notes which head it got, so a head
-that someone deleted does not come back until a newer one is shipped.
+Their files are part of the installation, so deleting a row deletes no file. A file of the home records which head was
+added, so a head that someone deleted is not added again until a newer one is shipped.
 """
 
 import json
@@ -24,7 +24,7 @@ NOTED = "starter-head"
 def ensure_starter(session: Session, settings: Settings) -> Base | None:
     """Create or update the rows of the starter and its head from the card in its folder; returns the model's row.
 
-    Changes nothing when the starter is not installed (`make install` does it) or its name is used otherwise.
+    Changes nothing when the starter is not installed (`make install` does it) or its name is used by another model.
     """
     folder = starter_path()
     card = _read_card(folder / "card.json")
@@ -66,7 +66,7 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     row.note = "Comes with the starter model."
     session.add(row)
     session.flush()
-    noted.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
+    noted.parent.mkdir(parents=True, exist_ok=True)  # with an external database, nothing has created the home yet
     noted.write_text(sha256 + "\n", encoding="utf-8")
 
 

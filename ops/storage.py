@@ -73,41 +73,41 @@ class Survey:
 
 def survey(settings: Settings) -> Survey:
     """Count everything now. Takes time where there are many files."""
-    begun = time.monotonic()
+    started = time.monotonic()
     with db.reading(settings) as session:
         things = [thing(settings, kind, row) for kind, row in rows_with_files(session)]
         parts = {"database": database_bytes(session)}
-    left = leftovers(settings)
+    unused_files = leftovers(settings)
     for kind in KINDS.values():
         parts[kind] = sum(each.bytes for each in things if each.kind == kind and not each.outside)
     for part in ("logs", "uploads", EXPORTS, db.BACKUPS, "broker"):
         parts[part] = total_bytes(settings.home / part)
     parts["hidden_states"] = total_bytes(settings.hidden_states_folder)
     parts["trackers"] = total_bytes(settings.trackers_folder)
-    parts["leftovers"] = sum(item.bytes for item in left)
-    parts["logs"] -= sum(item.bytes for item in left if item.path.parent.name == "logs")  # counted once
+    parts["leftovers"] = sum(item.bytes for item in unused_files)
+    parts["logs"] -= sum(item.bytes for item in unused_files if item.path.parent.name == "logs")  # counted once
     total, _, free = shutil.disk_usage(settings.home)
-    return Survey(now(), things, left, parts, free, total, time.monotonic() - begun)
+    return Survey(now(), things, unused_files, parts, free, total, time.monotonic() - started)
 
 
 def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
-    """Files and folders of models, datasets, checkpoints and logs that belong to no row, and half-made ones whose job
+    """Files and folders of models, datasets, checkpoints and logs that belong to no row, and incomplete ones whose job
     has ended, largest first; nothing that changed within a day."""
-    before = ((at or now()) - YOUNG).timestamp()
+    cutoff = ((at or now()) - YOUNG).timestamp()
     with db.reading(settings) as session:
         rows = [row for _, row in rows_with_files(session)]
-        known = {row.id for row in rows} | set(session.scalars(select(Job.id)))
-        active = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
-    known |= {part for row in rows if row.path for part in Path(row.path).parts[-3:]}
-    making = {row.id for row in rows if row.job_id in active}
+        known_names = {row.id for row in rows} | set(session.scalars(select(Job.id)))
+        active_job_ids = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
+    known_names |= {part for row in rows if row.path for part in Path(row.path).parts[-3:]}
+    unfinished_ids = {row.id for row in rows if row.job_id in active_job_ids}
     entries = [path for kind in KINDS.values() for path in (settings.home / kind).glob("*")]
     entries += [path for path in (settings.home / "logs").glob("*.log*") if len(path.name.partition(".")[0]) == 32]
     items = []
     for path in entries:
         owner = path.name.lstrip(".").partition(".")[0].partition("-")[0]
-        if path.name in known or owner in (making if path.name.startswith(".") else known):
+        if path.name in known_names or owner in (unfinished_ids if path.name.startswith(".") else known_names):
             continue
-        if (changed := newest(path)) < before:
+        if (changed := newest(path)) < cutoff:
             items.append(Leftover(path, total_bytes(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
     return sorted(items, key=lambda item: -item.bytes)
 
@@ -121,28 +121,30 @@ def store_leftovers(
     if (store := open_store(settings.store)) is None:
         return {}
     with db.reading(settings) as session:
-        keys = {stored.store_key(row.kind, row.id): row.key for row in session.scalars(select(Stored))}
-        known = {stored.store_key(kind, row.id) for kind, row in rows_with_files(session)}
-        known |= {stored.store_key(EXPORTS, row_id) for row_id in session.scalars(select(Checkpoint.id))}
-        known |= {place for place in keys if place.startswith(f"{UPLOADS}/")}
-        busy = _busy(session)
+        keys = {stored.store_prefix(row.kind, row.id): row.key for row in session.scalars(select(Stored))}
+        known_prefixes = {stored.store_prefix(kind, row.id) for kind, row in rows_with_files(session)}
+        known_prefixes |= {stored.store_prefix(EXPORTS, row_id) for row_id in session.scalars(select(Checkpoint.id))}
+        known_prefixes |= {prefix for prefix in keys if prefix.startswith(f"{UPLOADS}/")}
+        busy_prefixes = _busy_prefixes(session)
         query = select(Checkpoint.id, Job.state, Job.finished_at).join(Job, Job.id == Checkpoint.job_id)
         trainings = session.execute(query).all()
-    needed = {stored.store_key("checkpoints", row[0]) for row in trainings if resumable(row[1], row[2], ended_before)}
-    by_place: dict[str, dict[str, int]] = defaultdict(dict)
+    resumable_prefixes = {
+        stored.store_prefix("checkpoints", row[0]) for row in trainings if resumable(row[1], row[2], ended_before)
+    }
+    by_prefix: dict[str, dict[str, int]] = defaultdict(dict)
     for name, size in store.names().items():
-        by_place[_place(name)][name] = size
+        by_prefix[_prefix_of(name)][name] = size
     old: dict[str, int] = {}
-    for place in by_place.keys() - busy:
-        names, key, used = by_place[place], keys.get(place, ""), set()
-        states = {name for name in names if name.startswith(f"{place}/states/")}
-        if place in known:  # all of it, unless there is a list of the files in use
+    for prefix in by_prefix.keys() - busy_prefixes:
+        names, key, used = by_prefix[prefix], keys.get(prefix, ""), set()
+        states = {name for name in names if name.startswith(f"{prefix}/states/")}
+        if prefix in known_prefixes:  # all of its files are used, unless there is a list of those in use
             used = names.keys() - states
-            if key and not place.startswith(f"{EXPORTS}/"):
+            if key and not prefix.startswith(f"{EXPORTS}/"):
                 with suppress(Damaged):
-                    files = store.listed(place, key).values()
-                    used = {f"{place}/folders/{key}.json", *(f"{place}/files/{entry['sha256']}" for entry in files)}
-        used = used | states if place in needed else used
+                    files = store.listed(prefix, key).values()
+                    used = {f"{prefix}/folders/{key}.json", *(f"{prefix}/files/{entry['sha256']}" for entry in files)}
+        used = used | states if prefix in resumable_prefixes else used
         old |= {name: size for name, size in names.items() if name not in used}
     before = (at or now()) - YOUNG
     return {name: size for name, size in old.items() if store.changed(name) < before}
@@ -152,17 +154,17 @@ def remove_from_store(settings: Settings, names: dict[str, int]) -> None:
     """Remove files from the store, except those of a job that was retried meanwhile."""
     if store := open_store(settings.store):
         with db.reading(settings) as session:
-            busy = _busy(session)
-        store.remove([name for name in names if _place(name) not in busy])
+            busy_prefixes = _busy_prefixes(session)
+        store.remove([name for name in names if _prefix_of(name) not in busy_prefixes])
 
 
-def _place(name: str) -> str:
+def _prefix_of(name: str) -> str:
     return "/".join(name.split("/")[:2])
 
 
-def _busy(session: Session) -> set[str]:
-    active = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
-    return {stored.store_key(kind, row.id) for kind, row in rows_with_files(session) if row.job_id in active}
+def _busy_prefixes(session: Session) -> set[str]:
+    active_job_ids = set(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED))))
+    return {stored.store_prefix(kind, row.id) for kind, row in rows_with_files(session) if row.job_id in active_job_ids}
 
 
 def uploads_of(session: Session, home: Path) -> list[Path]:
@@ -170,8 +172,8 @@ def uploads_of(session: Session, home: Path) -> list[Path]:
     requests = session.scalars(select(Job.request).where(Job.state.not_in(FINISHED)))
     named = [request.get(key) for request in requests for key in ("path", "location")]
     paths = [home / path for path in named if isinstance(path, str) and path]
-    own = [path for path in paths if path.is_relative_to(home / "uploads")]
-    return [file for path in own for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
+    uploads = [path for path in paths if path.is_relative_to(home / "uploads")]
+    return [file for path in uploads for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
 
 
 def resumable(state: str | None, ended: datetime | None, before: datetime | None) -> bool:
@@ -260,10 +262,10 @@ def rows_with_files(session: Session) -> Iterator[tuple[str, Any]]:
 
 
 def thing(settings: Settings, kind: str, row: Any) -> StorageItem:
-    own = settings.home / kind / row.id
-    named = settings.home / row.path if row.path else own
-    if not named.is_relative_to(settings.home):
-        return StorageItem(kind, row.id, row.name, total_bytes(named), outside=True)
-    folders = [own] if named.is_relative_to(own) else [own, named]
-    states = sum(total_bytes(path) for path in own.glob(f"attempt-*/{STATE}*"))
+    own_folder = settings.home / kind / row.id
+    named_folder = settings.home / row.path if row.path else own_folder
+    if not named_folder.is_relative_to(settings.home):
+        return StorageItem(kind, row.id, row.name, total_bytes(named_folder), outside=True)
+    folders = [own_folder] if named_folder.is_relative_to(own_folder) else [own_folder, named_folder]
+    states = sum(total_bytes(path) for path in own_folder.glob(f"attempt-*/{STATE}*"))
     return StorageItem(kind, row.id, row.name, sum(map(total_bytes, folders)), states)

@@ -49,9 +49,9 @@ class Finding:
     mend: str = ""
 
     def sentence(self) -> str:
-        wrong = "; ".join(f"{name} {what}" for name, what in self.damage.items())
+        problems = "; ".join(f"{name} {what}" for name, what in self.damage.items())
         where = f" in {self.path}" if self.path else ""
-        return f"{self.kind} {self.name}{where}: {wrong}. {self.mend}"
+        return f"{self.kind} {self.name}{where}: {problems}. {self.mend}"
 
     def to_json(self) -> dict[str, Any]:
         fields = {"kind": self.kind, "name": self.name, "id": self.id, "path": self.path, "ok": not self.damage}
@@ -92,10 +92,10 @@ def _name(session: Session, thing: Thing) -> str:
 
 def _is_here(session: Session, settings: Settings, thing: Thing) -> bool:
     """False for files that only the store has; they are checked when they are fetched."""
-    if not settings.store or (kept := stored.stored_entry(session, thing.id)) is None:
+    if not settings.store or (entry := stored.stored_entry(session, thing.id)) is None:
         return True
     files = RowFiles(settings, installed)
-    return files.path(thing).exists() and read_key(files.path(thing)) in ("", kept.key)
+    return files.path(thing).exists() and read_key(files.path(thing)) in ("", entry.key)
 
 
 def _check(thing: Thing, name: str, checksum_cache: ChecksumCache, here: bool) -> Finding:

@@ -67,10 +67,10 @@ class PlainBaselines:
     def compare(self, key: Hashable, steps: Sequence[Any], conditions: Conditions) -> dict[str, Any]:
         """`decode_tokens_per_second` and, with a baseline, plain tokens per second, its source and `speedup`. The
         baseline is the last speed with the same prompt, else the last with about the same length."""
-        own, since = _decode_speed(steps), time.monotonic() - RECENT_SECONDS
-        figures: dict[str, Any] = {"decode_tokens_per_second": own and round(own, 2)}
+        speed, since = _decode_speed(steps), time.monotonic() - RECENT_SECONDS
+        figures: dict[str, Any] = {"decode_tokens_per_second": speed and round(speed, 2)}
         speeds = [s for s in self._speeds.get(key, ()) if s.at >= since and s.conditions.are_like(conditions)]
-        if speeds and own:
+        if speeds and speed:
             plain = max(speeds, key=lambda s: (s.conditions.prompt == conditions.prompt, s.at))
             figures["plain_tokens_per_second"] = round(plain.tokens_per_second, 2)
             figures["plain_reference"] = {
@@ -79,7 +79,7 @@ class PlainBaselines:
                 "tokens": plain.tokens,
                 "shared_with": plain.conditions.shared_with,
             }
-            figures["speedup"] = round(own / plain.tokens_per_second, 3)
+            figures["speedup"] = round(speed / plain.tokens_per_second, 3)
         return figures
 
 

@@ -27,7 +27,7 @@ class ModelRef:
     base_sha256: str
     checkpoint_path: str = ""
     checkpoint_sha256: str = ""
-    base_known: BaseChecksums = BaseChecksums()  # checksums to verify the base model's files against before loading
+    base_checksums: BaseChecksums = BaseChecksums()  # checksums to verify the base model's files against before loading
 
     @property
     def base_name(self) -> str:
@@ -49,8 +49,8 @@ def local_model(settings: Settings, name: str) -> ModelRef:
     with reading(settings) as session:
         base, checkpoint = _rows(session, name)
     files = RowFiles(settings, installed)
-    known = BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
-    ref = ModelRef(base.name, files.local(base), base.weights_sha256, base_known=known)
+    base_checksums = BaseChecksums.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+    ref = ModelRef(base.name, files.local(base), base.weights_sha256, base_checksums=base_checksums)
     if checkpoint is None:
         return ref
     name = f"{base.name}@{checkpoint.name}"

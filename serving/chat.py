@@ -116,7 +116,7 @@ async def respond(engine: Engine, ref: ModelRef, body: RequestBody, request: Req
         result = await cancel_on_disconnect(disconnected, _last(events), generation)
         if not isinstance(result, GenerationResult):
             return _no_result(engine)
-        return JSONResponse(completion.whole(result.text, result.token_ids, result.summary))
+        return JSONResponse(completion.complete_response(result.text, result.token_ids, result.summary))
     if await cancel_on_disconnect(disconnected, anext(events, None), generation) is not STARTED:
         return _no_result(engine)
     return EventStream(_stream(completion, events), generation)

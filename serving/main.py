@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 if __name__ == "__main__":
-    gc.disable()  # until it serves: what imports create stays
+    gc.disable()  # until it serves: objects created by imports are kept
 
 import uvicorn
 from fastapi import Body, FastAPI, Request

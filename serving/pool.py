@@ -210,9 +210,9 @@ class ModelPool:
 
         stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
         with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
-            check_base(ref.base_path, ref.base_known, self.checksum_cache)  # before other models are unloaded
+            check_base(ref.base_path, ref.base_checksums, self.checksum_cache)  # before other models are unloaded
         planned = model_bytes(ref.base_path, self.itemsize, MAX_CONTEXT)
-        self._evict(ref.base_name, sum(planned), keep=None)
+        self._evict(ref.base_name, sum(planned), kept_base=None)
         log.info("Loading base %s", ref.base_name)
         with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, sum(planned))):
             loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
@@ -235,7 +235,7 @@ class ModelPool:
             base.drafts.move_to_end(ref.draft_key)
             return draft
         planned = model_bytes(ref.checkpoint_path, self.itemsize, MAX_CONTEXT)
-        self._evict(ref.name, sum(planned), keep=base)
+        self._evict(ref.name, sum(planned), kept_base=base)
         log.info("Loading draft %s", ref.name)
         with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, sum(planned))):
             sha256s = (ref.base_sha256, ref.checkpoint_sha256)
@@ -243,15 +243,15 @@ class ModelPool:
         base.drafts[ref.draft_key] = PooledDraft(network, planned)
         return base.drafts[ref.draft_key]
 
-    def _evict(self, name: str, needed: int, keep: PooledBase | None) -> None:
-        """Unload other base models, then drafts of `keep`, until `needed` more bytes fit; least recently used first.
-        Raises Unavailable if they do not fit on the GPU even then."""
+    def _evict(self, name: str, needed: int, kept_base: PooledBase | None) -> None:
+        """Unload other base models, then drafts of `kept_base`, until `needed` more bytes fit; least recently used
+        first. Raises Unavailable if they do not fit on the GPU even then."""
         job, reserved = self._reserved() if self.on_gpu else ("", 0)
         while self._bases and self.nbytes + needed > min(self.budget, self._available(reserved)):
-            if other := next((b for b in self._bases.values() if b is not keep), None):
+            if other := next((b for b in self._bases.values() if b is not kept_base), None):
                 del self._bases[other.key]
-            elif keep and keep.drafts:
-                keep.drafts.popitem(last=False)
+            elif kept_base and kept_base.drafts:
+                kept_base.drafts.popitem(last=False)
             else:
                 break
             _free(self.device)

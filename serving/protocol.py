@@ -244,7 +244,7 @@ class Completion:
         """The chunk after the last token: no choices, but usage and summary."""
         return {**self._head(".chunk"), "choices": [], **_totals(summary)}
 
-    def whole(self, text: str, token_ids: list[int], summary: dict[str, Any]) -> dict[str, Any]:
+    def complete_response(self, text: str, token_ids: list[int], summary: dict[str, Any]) -> dict[str, Any]:
         """The response to a request without `stream`."""
         message = {"role": "assistant", "content": text, "refusal": None}
         content = {"message": message} if self.chat else {"text": text}

@@ -74,8 +74,8 @@ class Heartbeat:
 class Busy(Exception):
     """The queue is full; `retry_after` is an estimate in seconds."""
 
-    def __init__(self, retry_after: int, own: bool):
-        reason = "as many of your requests are waiting as allowed" if own else "its queue is full"
+    def __init__(self, retry_after: int, is_client_limit: bool):
+        reason = "as many of your requests are waiting as allowed" if is_client_limit else "its queue is full"
         super().__init__(f"The device is busy and {reason}; try again in {retry_after} seconds.")
         self.retry_after = retry_after
 
@@ -141,10 +141,10 @@ class DeviceQueue:
     def check_room(self, client: str) -> None:
         """Raises Busy if `client` has too many waiting requests or the queue is full."""
         with self._ready:
-            own, all_waiting = len(self._by_client.get(client, ())), self.waiting
-            if client != UPKEEP and (own >= self.max_per_client or all_waiting >= self.max_waiting):
-                ahead = own * len(self._by_client) if own >= self.max_per_client else all_waiting
-                raise Busy(min(LONGEST_RETRY, max(1, round(self._seconds * ahead))), own >= self.max_per_client)
+            own_waiting, all_waiting = len(self._by_client.get(client, ())), self.waiting
+            if client != UPKEEP and (own_waiting >= self.max_per_client or all_waiting >= self.max_waiting):
+                ahead = own_waiting * len(self._by_client) if own_waiting >= self.max_per_client else all_waiting
+                raise Busy(min(LONGEST_RETRY, max(1, round(self._seconds * ahead))), own_waiting >= self.max_per_client)
 
     @property
     def waiting(self) -> int:

@@ -1,7 +1,7 @@
 """Responses of served models: chat completions of the operator's endpoints, streamed by this process for the pages.
 
-What a server says of its drafting is stored with the response. Tokens get an origin only from data of single steps
-(vLLM with `--per-request-spec-decode-metrics detailed`, Speculoos); the others keep the origin `unknown`.
+What a server reports about its drafting is stored with the response. Tokens get an origin only from data of single
+steps (vLLM with `--per-request-spec-decode-metrics detailed`, Speculoos); the others keep the origin `unknown`.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ MAX_CHARACTERS = 1 << 20
 LAST_FIELDS = ("usage", "metrics", "timings", "speculation_summary")
 """Fields of the last chunks."""
 TOKEN_TEXTS = {"vllm": {"logprobs": True}, "sglang": META_INFO}
-"""Request fields with which a server tells the texts of its tokens, or of its drafting."""
+"""Request fields that make a server return the texts of its tokens, or data on its drafting."""
 SAMPLING = ("max_tokens", "temperature", "seed", "top_p")
 
 
@@ -63,7 +63,7 @@ class ServedResponse:
         delta = choice.get("delta") or {}
         parts = [delta.get(key) for key in (*REASONING, "content")]
         content = "".join(text for text in parts if isinstance(text, str))
-        record = self._own_record(chunk) or self._record(content, choice.get("logprobs"))
+        record = self._speculoos_record(chunk) or self._record(content, choice.get("logprobs"))
         self.text += content
         if len(self.text) > MAX_CHARACTERS:
             raise ValueError("it is longer than a million characters")
@@ -119,7 +119,7 @@ class ServedResponse:
             summary["acceptance_by_depth"] = depths
         return summary
 
-    def _own_record(self, chunk: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _speculoos_record(self, chunk: Mapping[str, Any]) -> dict[str, Any] | None:
         """The record in a chunk of another Speculoos."""
         if self.server != "speculoos" or not isinstance(chunk.get("speculation"), dict):
             return None
@@ -195,7 +195,7 @@ async def _stream(
     on_record: Callable[[dict[str, Any]], None],
 ) -> None:
     url = endpoint.urls[0]
-    encrypted = url.lower().startswith("https:")  # to read the certificates takes longer than to ask
+    encrypted = url.lower().startswith("https:")  # loading the certificates takes longer than the request
     timeout = httpx.Timeout(endpoint.timeout, connect=min(CONNECT_SECONDS, endpoint.timeout))
     http_client = openai.DefaultAsyncHttpxClient(follow_redirects=False, verify=encrypted)
     key = endpoint.key or "none"

@@ -12,7 +12,7 @@ from evaluation.published import PublishedStep
 
 
 class Emitted(NamedTuple):
-    """A step as it was streamed: its number of tokens and, unless nothing was drafted, what the server says of it."""
+    """A step as it was streamed: its number of tokens and, if tokens were drafted, the server's data on it."""
 
     tokens: int
     step: PublishedStep | None = None
@@ -21,34 +21,34 @@ class Emitted(NamedTuple):
 def emitted_steps(chunks: Sequence[int], steps: Sequence[PublishedStep]) -> list[Emitted] | None:
     """The steps of a response, the prefill first, from the number of tokens of each chunk. None if they do not fit, or
     fit in two ways that differ."""
-    found = [each for each in (_one_each(chunks, steps), _all_drafted(chunks, steps)) if each]
-    return found[0] if found and all(each == found[0] for each in found) else None
+    candidates = [each for each in (_one_each(chunks, steps), _all_drafted(chunks, steps)) if each]
+    return candidates[0] if candidates and all(each == candidates[0] for each in candidates) else None
 
 
 def _one_each(chunks: Sequence[int], steps: Sequence[PublishedStep]) -> list[Emitted] | None:
     """If every chunk is one step; chunks of one token may be steps without a draft."""
     if not chunks or chunks[0] != 1:
         return None
-    found, left = [Emitted(1)], list(steps)
+    emitted, remaining = [Emitted(1)], list(steps)
     for number, tokens in enumerate(chunks[1:], 2):
-        is_cut = number == len(chunks) and len(left) == 1 and tokens <= left[0].accepted
-        if left and (tokens == left[0].accepted + 1 or is_cut):
-            found.append(Emitted(tokens, left.pop(0)))
+        is_cut = number == len(chunks) and len(remaining) == 1 and tokens <= remaining[0].accepted
+        if remaining and (tokens == remaining[0].accepted + 1 or is_cut):
+            emitted.append(Emitted(tokens, remaining.pop(0)))
         elif tokens == 1:
-            found.append(Emitted(1))
+            emitted.append(Emitted(1))
         else:
             return None
-    return None if left else found
+    return None if remaining else emitted
 
 
 def _all_drafted(chunks: Sequence[int], steps: Sequence[PublishedStep]) -> list[Emitted] | None:
     """If every step after the first verified drafted tokens; a chunk may be several steps."""
-    found, total = [Emitted(1), *(Emitted(step.accepted + 1, step) for step in steps)], sum(chunks)
-    cut = sum(each.tokens for each in found) - total
-    if not 0 <= cut < found[-1].tokens:
+    emitted, token_count = [Emitted(1), *(Emitted(step.accepted + 1, step) for step in steps)], sum(chunks)
+    excess = sum(each.tokens for each in emitted) - token_count
+    if not 0 <= excess < emitted[-1].tokens:
         return None
-    found[-1] = found[-1]._replace(tokens=found[-1].tokens - cut)
-    return found if set(_ends(chunks)) <= set(_ends([each.tokens for each in found])) else None
+    emitted[-1] = emitted[-1]._replace(tokens=emitted[-1].tokens - excess)
+    return emitted if set(_ends(chunks)) <= set(_ends([each.tokens for each in emitted])) else None
 
 
 def _ends(sizes: Sequence[int]) -> list[int]:
@@ -64,10 +64,10 @@ def records_of_steps(chunks: Sequence[dict[str, Any]], steps: Sequence[Emitted])
         kind = "verify" if step else "plain" if index else "prefill"
         ms = arrivals[at]["ms"]["other"] if at in arrivals else 0.0
         record = chunk_record(index, kind, [], ms, step)
-        for place, token in enumerate(tokens[at : at + size]):
-            is_draft = step is not None and place < step.accepted
+        for position, token in enumerate(tokens[at : at + size]):
+            is_draft = step is not None and position < step.accepted
             token = {**token, "origin": "draft" if is_draft else "plain" if kind == "plain" else "target"}
-            token["depth"] = place + 1 if is_draft else 0
+            token["depth"] = position + 1 if is_draft else 0
             origins.append(token["origin"])
             if token["text"]:  # a character of several tokens is the text of the last one
                 token |= {"origins": origins} if len(origins) > 1 else {}
@@ -82,8 +82,8 @@ def records_of_steps(chunks: Sequence[dict[str, Any]], steps: Sequence[Emitted])
 def chunk_record(
     index: int, kind: str, texts: Sequence[str], ms: float, step: PublishedStep | None = None
 ) -> dict[str, Any]:
-    """A record like Step.record() of decoding.step, without the draft, which no server sends. `ms`: since the record
-    before. `served` has the server's numbers for the step."""
+    """A record like Step.record() of decoding.step, without the draft, which no server sends. `ms`: since the previous
+    record. `served` has the server's numbers for the step."""
     return {
         "index": index,
         "kind": kind,

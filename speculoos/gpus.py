@@ -45,12 +45,12 @@ def metrics(uuids: Collection[str]) -> dict[str, float]:
     """Metrics of these GPUs for a job's charts, such as `gpu/memory_gb/GPU-5d3b1c2e`."""
     values: dict[str, float] = {}
     for gpu in measure(uuids) if uuids else ():
-        found = {
+        measured = {
             "utilization": gpu.utilization,
             "memory_gb": None if gpu.memory_used is None else gpu.memory_used / 1e9,
             "temperature": gpu.temperature,
         }
-        values |= {f"gpu/{name}/{short_uuid(gpu.uuid)}": float(v) for name, v in found.items() if v is not None}
+        values |= {f"gpu/{name}/{short_uuid(gpu.uuid)}": float(v) for name, v in measured.items() if v is not None}
     return values
 
 

@@ -112,10 +112,10 @@ class RequestGuard:
         if parts.scheme not in DEFAULT_PORTS or not parts.netloc:
             return False  # `null`, file:, browser extensions
         name, port = _split(parts.netloc, DEFAULT_PORTS[parts.scheme])
-        own = _split(host, DEFAULT_PORTS[parts.scheme])
+        own_host = _split(host, DEFAULT_PORTS[parts.scheme])
         allowed = (name, port) in self._hosts
         by_proxy = port == DEFAULT_PORTS[parts.scheme] and (name, None) in self._hosts  # a proxy that rewrites Host
-        return (name, port) == own or allowed or by_proxy
+        return (name, port) == own_host or allowed or by_proxy
 
     def _too_large(self) -> str:
         return f"The request is larger than {(self.max_body_bytes or 0) / 2**20:.0f} MB; send less data per request."
@@ -151,15 +151,15 @@ class _CountedBody:
     """Counts received bytes; beyond the limit the app sees a disconnect, and a response not yet started is dropped."""
 
     def __init__(self, receive: Receive, send: Send, limit: int):
-        self._receive, self._send, self._left = receive, send, limit
+        self._receive, self._send, self._remaining = receive, send, limit
         self.exceeded = self.response_started = False
 
     async def receive(self) -> Message:
         if self.exceeded:
             return {"type": "http.disconnect"}
         message = await self._receive()
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
+        self._remaining -= len(message.get("body", b""))
+        if self._remaining < 0:
             self.exceeded = True
             return {"type": "http.disconnect"}
         return message

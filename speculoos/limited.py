@@ -44,7 +44,7 @@ class LimitExceeded(SpeculoosError):
 
 
 class ChildError(SpeculoosError):
-    """Work in a child raised another exception than a SpeculoosError; `kind` is its class name."""
+    """Work in a child raised an exception that is not a SpeculoosError; `kind` is its class name."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(message)
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str]) -> int:
     gc.disable()  # saves a tenth of the time of imports
     for name in arguments[2:]:
         importlib.import_module(name)
-    gc.freeze()  # copies need not go through what was imported
+    gc.freeze()  # copies need not scan what was imported
     gc.enable()
     channel.sendall(b'{"ready": true}\n')
     outstanding = memoryview(mmap.mmap(-1, 8)).cast("q")  # id of the current call, shared with the copy

@@ -31,10 +31,10 @@ def configure_logging(settings: Settings, process: str, stream: TextIO | None = 
     """
     _process_context.clear()
     _process_context.update(everywhere)
-    known = known_secrets(settings)
+    secrets = known_secrets(settings)
     out = stream or sys.stderr
-    handler = logging.StreamHandler(out if isinstance(out, RedactingStream) else RedactingStream(out, known))
-    handler.setFormatter(RedactedFormatter(process, known, settings.log_format == "json"))
+    handler = logging.StreamHandler(out if isinstance(out, RedactingStream) else RedactingStream(out, secrets))
+    handler.setFormatter(RedactedFormatter(process, secrets, settings.log_format == "json"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.raiseExceptions = False
     for noisy in ("httpx", "httpcore", "alembic"):
@@ -43,7 +43,7 @@ def configure_logging(settings: Settings, process: str, stream: TextIO | None = 
 
 @contextmanager
 def with_log_context(**subjects: Any) -> Iterator[None]:
-    """Add context to lines logged in the block: `with about(job=job_id, attempt=2): …`."""
+    """Add context to lines logged in the block: `with with_log_context(job=job_id, attempt=2): …`."""
     token = _context.set({**_context.get(), **subjects})
     try:
         yield
@@ -63,19 +63,19 @@ class RedactedFormatter(logging.Formatter):
     """A line of text, `2026-01-31 12:00:00,123 INFO worker-gpu workers.child.main [job=1a2b… attempt=2] message`, or a
     JSON object with the same parts, the time in UTC, and the traceback if any."""
 
-    def __init__(self, process: str, known: list[str], as_json: bool):
+    def __init__(self, process: str, secrets: list[str], as_json: bool):
         super().__init__("%(asctime)s %(levelname)s %(process_name)s %(name)s%(subjects)s %(message)s")
-        self.process, self.known, self.as_json = process, known, as_json
+        self.process, self.secrets, self.as_json = process, secrets, as_json
 
     def format(self, record: logging.LogRecord) -> str:
         context = {**_process_context, **_context.get()}
         if not self.as_json:
-            words = " ".join(f"{name}={value}" for name, value in context.items())
-            record.subjects, record.process_name = f" [{words}]" if words else "", self.process
-            return redact(super().format(record), self.known)
+            context_text = " ".join(f"{name}={value}" for name, value in context.items())
+            record.subjects, record.process_name = f" [{context_text}]" if context_text else "", self.process
+            return redact(super().format(record), self.secrets)
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields = {"time": time, "level": record.levelname.lower(), "process": self.process, "logger": record.name}
-        fields |= {**context, "message": redact(record.getMessage(), self.known)}
+        fields |= {**context, "message": redact(record.getMessage(), self.secrets)}
         if record.exc_info:
-            fields["exception"] = redact(self.formatException(record.exc_info), self.known)
+            fields["exception"] = redact(self.formatException(record.exc_info), self.secrets)
         return json.dumps(fields, ensure_ascii=False, default=str)

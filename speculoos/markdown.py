@@ -10,7 +10,7 @@ from typing import Any
 SIGNS = re.compile(r"[\\`*{}\[\]<>#|~$&]|(?<![^\W_])_|_(?![^\W_])")
 """Characters with a meaning at any position; underscores within words have none."""
 START = re.compile(r"^(\d*)([-+=.)])")  # line starts that create a list, a rule or a heading
-WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")  # words that YAML does not parse as strings
+YAML_KEYWORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")  # not strings in YAML
 
 
 def one_line(value: Any) -> str:
@@ -68,7 +68,7 @@ def fenced_code_block(content: str, language: str = "") -> str:
 
 def yaml_scalar(value: str) -> str:
     """A string as a YAML scalar: plain if YAML parses it as a string, else JSON, which is valid YAML."""
-    plain = re.fullmatch(r"(?:\./)?[A-Za-z][\w./-]*", value, re.ASCII) and value.lower() not in WORDS
+    plain = re.fullmatch(r"(?:\./)?[A-Za-z][\w./-]*", value, re.ASCII) and value.lower() not in YAML_KEYWORDS
     return value if plain else json.dumps(value)
 
 

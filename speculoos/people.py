@@ -49,5 +49,5 @@ def _is_other(uid: int) -> bool:
 
 def _with_processes() -> set[str]:
     """Users of a directory server are not in the passwd file; they are detected by their processes."""
-    found = [(each.info["uids"], each.info["username"]) for each in psutil.process_iter(["uids", "username"])]
-    return {name for uids, name in found if uids and name and not name.isdigit() and _is_other(uids.real)}
+    process_users = [(each.info["uids"], each.info["username"]) for each in psutil.process_iter(["uids", "username"])]
+    return {name for uids, name in process_users if uids and name and not name.isdigit() and _is_other(uids.real)}

@@ -103,13 +103,13 @@ class ResourceMonitor:
             return self._shortage
 
     def _check(self) -> ResourceShortage | None:
-        found = find_shortage(self.settings, RESUME if self._shortage else 1.0)
-        if found is None or found.kind == "disk" or self._shortage:
+        shortage = find_shortage(self.settings, RESUME if self._shortage else 1.0)
+        if shortage is None or shortage.kind == "disk" or self._shortage:
             self._short_since = 0.0
-            return found
+            return shortage
         now = time.monotonic()
         self._short_since = self._short_since or now
-        return found if now - self._short_since >= MEMORY_SECONDS else None
+        return shortage if now - self._short_since >= MEMORY_SECONDS else None
 
 
 _monitors: dict[tuple[object, ...], ResourceMonitor] = {}

@@ -33,12 +33,12 @@ def announce(home: Path, name: str, values: dict[str, Any]) -> Iterator[None]:
 
 def running(home: Path) -> dict[str, dict[str, Any]]:
     """{name: values} of the servers that run on this machine."""
-    found = {}
+    servers = {}
     for path in sorted((home / FOLDER).glob("*.json")):
         with suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
             if _is_locked(file):
-                found[path.stem] = json.load(file)
-    return found
+                servers[path.stem] = json.load(file)
+    return servers
 
 
 def by_job(home: Path) -> dict[str, dict[str, Any]]:

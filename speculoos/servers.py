@@ -43,7 +43,7 @@ SHARED = (
 FROM_ENVIRONMENT = "{name} is set in the environment of this server, which takes precedence; change it there."
 LONGEST_SECRET = 4000
 LOCK = threading.Lock()
-"""Of the changes of this process: each reads the file and replaces it."""
+"""Serializes changes by this process: each reads the file and replaces it."""
 
 
 def require_operator(settings: Settings) -> None:
@@ -79,8 +79,8 @@ def from_environment(name: str) -> bool:
 
 def known_servers(settings: Settings) -> dict[str, Server]:
     """The servers of settings.toml by `section/name`. Raises BadInput."""
-    found = servers_of(settings.home)
-    return {f"{section}/{name}": each for section, field in FIELDS.items() for name, each in found[field].items()}
+    servers = servers_of(settings.home)
+    return {f"{section}/{name}": each for section, field in FIELDS.items() for name, each in servers[field].items()}
 
 
 def save_server(settings: Settings, section: str, name: str, url: str, key: str = "", **values: str) -> None:
@@ -107,7 +107,7 @@ def delete_server(settings: Settings, section: str, name: str) -> None:
 
 
 def variable_of(section: str, name: str) -> str:
-    """The variable in whose place a key is stored: one per server, a name of letters, digits and underscores."""
+    """Name of the variable that a stored key replaces: one per server, of letters, digits and underscores."""
     distinct = f"_{zlib.crc32(name.encode()):08x}" if "-" in name else ""
     return f"{section}_{name.replace('-', '_')}{distinct}_KEY"
 
@@ -139,8 +139,8 @@ def write_server(settings: Settings, section: str, server: Server, new: bool = F
 
 
 def _write_table(file: Path, section: str, name: str, values: dict[str, Any] | None, new: bool = False) -> None:
-    """Set or (None) remove a table. The new text must mean exactly that, or the file stays as it is: a table may be
-    written in ways that are not understood here."""
+    """Set or (None) remove a table. Unless the new text parses to exactly that, the file stays as it is: a
+    table may be written in ways that are not supported here."""
     file = file.resolve()  # it may be a symbolic link
     with LOCK:
         try:
@@ -169,24 +169,24 @@ def _changed(text: str, section: str, name: str, values: dict[str, Any] | None) 
     value changes."""
     header = re.compile(rf"\s*\[\s*{section}\s*\.\s*[\"']?{name}[\"']?\s*\]")
     # JSON of printable texts, numbers and lists is TOML
-    lines, new = (
+    lines, new_lines = (
         text.rstrip("\n").split("\n"),
         [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in (values or {}).items()],
     )
     start = next((at for at, line in enumerate(lines) if header.match(line)), None)
     if start is None:
-        table = "\n".join([f"[{section}.{name}]", *new])
+        table = "\n".join([f"[{section}.{name}]", *new_lines])
         return text if values is None else "\n\n".join(filter(None, [text.rstrip("\n"), table])) + "\n"
     end = next((at for at in range(start + 1, len(lines)) if lines[at].lstrip().startswith("[")), len(lines))
-    known, kept = dict(zip(values or (), new, strict=True)), []
+    new_line_of, kept_lines = dict(zip(values or (), new_lines, strict=True)), []
     for line in lines[start + 1 : end]:
         key, is_value, _ = line.partition("=")
         if not is_value or line.lstrip().startswith("#"):
-            kept.append(line)
-        elif same := known.pop(key.strip(), ""):
-            kept.append(line if tomllib.loads(line) == tomllib.loads(same) else same)
-    head = [] if values is None else [lines[start], *known.values()]
-    return "\n".join([*lines[:start], *head, *kept, *lines[end:]]).strip("\n") + "\n"
+            kept_lines.append(line)
+        elif same := new_line_of.pop(key.strip(), ""):
+            kept_lines.append(line if tomllib.loads(line) == tomllib.loads(same) else same)
+    head = [] if values is None else [lines[start], *new_line_of.values()]
+    return "\n".join([*lines[:start], *head, *kept_lines, *lines[end:]]).strip("\n") + "\n"
 
 
 def _host(url: str) -> str | None:

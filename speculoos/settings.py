@@ -144,7 +144,7 @@ class EngineSettings:
 @dataclass(frozen=True)
 class Settings:
     """All settings, created by `load()`. A field is read from the environment variable SPECULOOS_<FIELD NAME>, unless
-    its comment names another. docs/settings.md says more."""
+    its comment names another. See docs/settings.md."""
 
     home: Path  # database, datasets, checkpoints and logs
     database_url: str  # DATABASE_URL; default SQLite in the home folder
@@ -312,9 +312,9 @@ def servers_of(home: Path) -> dict[str, Any]:
 
 def _all_servers(home: Path) -> dict[str, Any]:
     """`servers_of` with the servers that jobs of this machine run."""
-    found = servers_of(home)
+    servers = servers_of(home)
     running = {name: Endpoint(name, **each["endpoint"]) for name, each in running_servers.running(home).items()}
-    return {**found, "endpoints": {**running, **found["endpoints"]}}
+    return {**servers, "endpoints": {**running, **servers["endpoints"]}}
 
 
 def _checked(name: str, kind: Any, text: str) -> Any:
@@ -367,12 +367,14 @@ def _records(path: Path, section: str, kind: type) -> dict[str, Any]:
 
 def make_record(kind: Any, where: str, name: str, table: Mapping[str, Any]) -> Any:
     """An Endpoint, HiddenStatesServer or EngineSettings. Raises BadInput; `where` is the start of the message."""
-    known = kind.__pydantic_fields__
+    known_fields = kind.__pydantic_fields__
     try:
         return kind(**{**table, "name": name})
     except ValidationError as error:
         first = error.errors()[0]
-        if (key := first["loc"][0]) not in known or first["type"] == "missing":
-            required = "; url is required" if "url" in known else ""
-            raise BadInput(f"{where} takes {', '.join(k for k in known if k != 'name')}{required}.") from None
-        raise BadInput(f"{where} {key}: expected {_expected(error, known[key])}, got {first['input']!r}.") from None
+        if (key := first["loc"][0]) not in known_fields or first["type"] == "missing":
+            required = "; url is required" if "url" in known_fields else ""
+            raise BadInput(f"{where} takes {', '.join(k for k in known_fields if k != 'name')}{required}.") from None
+        raise BadInput(
+            f"{where} {key}: expected {_expected(error, known_fields[key])}, got {first['input']!r}."
+        ) from None

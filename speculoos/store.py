@@ -1,10 +1,10 @@
 """A content-addressed file store shared by all machines: a folder, S3 or any fsspec file system (SPECULOOS_STORE).
 
-    <place>/folders/<key>.json    {name: {"sha256", "bytes"}} of a folder's files; the key is the sha256 of this text
-    <place>/files/<sha256>        the contents of the files, each once
+    <prefix>/folders/<key>.json    {name: {"sha256", "bytes"}} of a folder's files; the key is the sha256 of this text
+    <prefix>/files/<sha256>        the contents of the files, each once
 
 Contents are written before the list, so a listed folder is complete. Partial uploads differ in size or checksum: they
-are uploaded again, and downloads verify all checksums. A place is a path such as `checkpoints/<id>`, deleted as a
+are uploaded again, and downloads verify all checksums. A prefix is a path such as `checkpoints/<id>`, deleted as a
 whole. Does not import torch.
 """
 
@@ -60,25 +60,25 @@ class Store:
                 raise BadInput(f"SPECULOOS_STORE: {error}.") from None
         self._root = root.rstrip("/")
 
-    def put_folder(self, place: str, folder: Path, checksum: Checksum = file_sha256) -> StoredFolder:
+    def put_folder(self, prefix: str, folder: Path, checksum: Checksum = file_sha256) -> StoredFolder:
         """Upload a folder, or one file as a folder; files that exist in the store are not uploaded again."""
         files = files_to_upload(folder)
         listed = {name: {"sha256": checksum(path), "bytes": path.stat().st_size} for name, path in files.items()}
         for name, entry in listed.items():
-            self.put_file(f"{place}/files/{entry['sha256']}", files[name])
+            self.put_file(f"{prefix}/files/{entry['sha256']}", files[name])
         text = json.dumps(listed, sort_keys=True).encode()
         key = hashlib.sha256(text).hexdigest()
-        self.write(f"{place}/folders/{key}.json", text)
+        self.write(f"{prefix}/folders/{key}.json", text)
         return StoredFolder(key, sum(entry["bytes"] for entry in listed.values()))
 
-    def get_folder(self, place: str, key: str, target: Path) -> None:
+    def get_folder(self, prefix: str, key: str, target: Path) -> None:
         """Make `target` contain exactly the folder's files; each file is replaced atomically, the mark is written last.
         Files that are never uploaded stay. Raises Damaged for a file whose checksum differs."""
-        listed = self.listed(place, key)
+        listed = self.listed(prefix, key)
         target.mkdir(parents=True, exist_ok=True)
         (target / KEY_FILE).unlink(missing_ok=True)
         for name, entry in listed.items():
-            source, path = f"{place}/files/{entry['sha256']}", target / name
+            source, path = f"{prefix}/files/{entry['sha256']}", target / name
             if path.is_file() and file_sha256(path) == entry["sha256"]:
                 continue
             try:
@@ -93,15 +93,15 @@ class Store:
                 path.unlink(missing_ok=True)
         write_key(target, key)
 
-    def listed(self, place: str, key: str) -> dict[str, dict[str, Any]]:
+    def listed(self, prefix: str, key: str) -> dict[str, dict[str, Any]]:
         """{name: {sha256, bytes}} of a folder's files. Raises Damaged if the list is missing or has changed."""
-        text = self.read(f"{place}/folders/{key}.json")
+        text = self.read(f"{prefix}/folders/{key}.json")
         if text is None or hashlib.sha256(text).hexdigest() != key:
-            raise Damaged(f"The folder {key[:12]} is missing or damaged in {self.url}/{place}.")
+            raise Damaged(f"The folder {key[:12]} is missing or damaged in {self.url}/{prefix}.")
         listed = json.loads(text)
         for name in listed:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise Damaged(f"{self.url}/{place} names a file outside of its folder ({name}).")
+                raise Damaged(f"{self.url}/{prefix} names a file outside of its folder ({name}).")
         return listed
 
     def put_file(self, name: str, path: Path) -> None:
@@ -129,11 +129,11 @@ class Store:
         with self._translated():
             self._fs.pipe_file(self._path(name), content)
 
-    def names(self, place: str = "") -> dict[str, int]:
-        """{name relative to `place`: bytes} of all files below it."""
+    def names(self, prefix: str = "") -> dict[str, int]:
+        """{name relative to `prefix`: bytes} of all files below it."""
         with self._translated(missing=True):
             self._fs.invalidate_cache()
-            root = self._path(place)
+            root = self._path(prefix)
             try:
                 entries = self._fs.find(root, detail=True)
             except FileNotFoundError:
@@ -146,10 +146,10 @@ class Store:
             time = self._fs.modified(self._path(name))
         return time if time.tzinfo else time.replace(tzinfo=UTC)
 
-    def delete(self, place: str) -> int:
-        """Delete all files below a place; returns their total bytes. No error if there are none."""
-        names = self.names(place)
-        self.remove([f"{place}/{name}" for name in names])
+    def delete(self, prefix: str) -> int:
+        """Delete all files below a prefix; returns their total bytes. No error if there are none."""
+        names = self.names(prefix)
+        self.remove([f"{prefix}/{name}" for name in names])
         return sum(names.values())
 
     def remove(self, names: Sequence[str]) -> None:

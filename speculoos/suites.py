@@ -38,7 +38,7 @@ def _speed_bench(name: str, title: str, split: str, categories: tuple[str, ...])
     return Suite(name, title, form, licence="NVIDIA Evaluation Dataset License", categories=categories)
 
 
-KNOWN = (
+KNOWN_SUITES = (
     Suite("mt_bench", "MT-Bench", QUESTIONS, ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")),
     Suite(
         "humaneval",
@@ -56,7 +56,7 @@ KNOWN = (
         for size in ("1k", "2k", "8k", "16k", "32k")
     ),
 )
-SUITES = {suite.name: suite for suite in KNOWN}
+SUITES = {suite.name: suite for suite in KNOWN_SUITES}
 """Suites that are imported from a file. The built-in questions and any prompt set can be used as suites too."""
 
 

@@ -64,8 +64,8 @@ def post_to_webhook(settings: Settings, content: Mapping[str, Any]) -> None:
     post(url, content, settings.webhook_hosts)
 
 
-def check_url(url: str, own_hosts: Collection[str] = ()) -> "httpx.URL":
-    """Parse `url`. Raises BadInput unless it is an https URL with a host; http is allowed for `own_hosts`."""
+def check_url(url: str, internal_hosts: Collection[str] = ()) -> "httpx.URL":
+    """Parse `url`. Raises BadInput unless it is an https URL with a host; http is allowed for `internal_hosts`."""
     import httpx
 
     try:
@@ -76,18 +76,18 @@ def check_url(url: str, own_hosts: Collection[str] = ()) -> "httpx.URL":
         raise BadInput(f"The URL is longer than {LONGEST_URL} characters.")
     if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
         raise BadInput("The URL must begin with https:// and a host, without a user name or password.")
-    if parts.scheme == "http" and not _is_own(parts, own_hosts):
+    if parts.scheme == "http" and not _is_internal_host(parts, internal_hosts):
         raise BadInput("The URL must begin with https://, so that the connection is encrypted.")
     return parts
 
 
-def post(url: str, content: Mapping[str, Any], own_hosts: Collection[str] = ()) -> None:
+def post(url: str, content: Mapping[str, Any], internal_hosts: Collection[str] = ()) -> None:
     """POST `content` as JSON once, to a checked address with the certificate of the host. Raises BadInput or
     Unavailable. Messages contain only the host: the rest of the URL may be a secret."""
     import httpx
 
-    parts = check_url(url, own_hosts)
-    direct = parts.copy_with(host=resolve_public_address(parts, own_hosts))
+    parts = check_url(url, internal_hosts)
+    direct = parts.copy_with(host=resolve_public_address(parts, internal_hosts))
     headers = {"Host": parts.netloc.decode("ascii")}
     extensions = {"sni_hostname": parts.raw_host.decode("ascii")}
     try:
@@ -101,7 +101,7 @@ def post(url: str, content: Mapping[str, Any], own_hosts: Collection[str] = ()) 
         raise Unavailable(f"{parts.host} did not accept the message (HTTP status {response.status_code}).")
 
 
-def resolve_public_address(parts: "httpx.URL", own_hosts: Collection[str] = ()) -> str:
+def resolve_public_address(parts: "httpx.URL", internal_hosts: Collection[str] = ()) -> str:
     """Resolve the host to an address. Raises BadInput if one is internal, Unavailable if there is none."""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -109,7 +109,7 @@ def resolve_public_address(parts: "httpx.URL", own_hosts: Collection[str] = ()) 
     except (OSError, UnicodeError):
         raise Unavailable(f"The host {parts.host} cannot be resolved.") from None
     addresses = [str(entry[4][0]).partition("%")[0] for entry in entries]
-    if not _is_own(parts, own_hosts) and not all(map(is_public, addresses)):
+    if not _is_internal_host(parts, internal_hosts) and not all(map(is_public, addresses)):
         raise BadInput(
             f"{parts.host} is inside this network, which webhooks must not reach; "
             "the operator of the server can allow it with SPECULOOS_WEBHOOK_HOSTS."
@@ -130,6 +130,6 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast
 
 
-def _is_own(parts: "httpx.URL", own_hosts: Collection[str]) -> bool:
+def _is_internal_host(parts: "httpx.URL", internal_hosts: Collection[str]) -> bool:
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    return bool({parts.host.lower(), f"{parts.host.lower()}:{port}"} & {host.lower() for host in own_hosts})
+    return bool({parts.host.lower(), f"{parts.host.lower()}:{port}"} & {host.lower() for host in internal_hosts})

@@ -2,7 +2,7 @@
 
 Under the key `chat`, a turn's request stores the id of the previous turn (`after`, "" for none), the id of the turn
 whose response it continues (`continues`), and the chat's name (`name`). A repeated or edited question becomes a
-sibling, so that no turn is lost. Turns of older versions have no such key; each follows the one before.
+sibling, so that no turn is lost. Turns stored by older versions have no such key; each follows the previous one.
 """
 
 from collections.abc import Sequence
@@ -89,10 +89,10 @@ def sibling_turns(turns: Sequence[Run]) -> dict[str, list[str]]:
     return {turn.id: [other.id for other in order if previous[other.id] == previous[turn.id]] for turn in turns}
 
 
-def whole_response(turn: Run, way: Sequence[Run]) -> str:
-    """The whole response whose last part is `turn`; the earlier parts are on the path `way`."""
+def whole_response(turn: Run, path: Sequence[Run]) -> str:
+    """The whole response whose last part is `turn`; the earlier parts are on `path`."""
     parts = [turn.text]
-    before = {other.id: other for other in way}
+    before = {other.id: other for other in path}
     while (turn := before.get(chat_fields(turn).get("continues", ""))) is not None:
         parts.insert(0, turn.text.rstrip(INCOMPLETE_CHARACTER))
     return "".join(parts)

@@ -52,11 +52,11 @@ def measurements(evaluations: Iterable[Evaluation]) -> dict[str, str]:
 
 def proofs(evaluations: Iterable[Evaluation]) -> dict[str, dict[str, Any]]:
     """Engine → the newest comparison of this engine with it (`evaluation.agreement`)."""
-    found: dict[str, dict[str, Any]] = {}
+    by_engine: dict[str, dict[str, Any]] = {}
     for row in evaluations:
         if row.state == "ready" and (proof := (row.result or {}).get("proof")):
-            found.setdefault(proof["engine"], proof)
-    return found
+            by_engine.setdefault(proof["engine"], proof)
+    return by_engine
 
 
 def card_figures(evaluations: Sequence[Evaluation]) -> dict[str, Any]:

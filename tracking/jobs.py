@@ -145,10 +145,10 @@ def interrupt(
     cancel was requested, except for a parent job that can still merge the results of its finished shards; FAILED, with
     `hint`, if no attempt is left. An attempt with more progress than all earlier ones resets the count of attempts.
     With `uses_attempt=False` (a worker that is shutting down) the attempt is not counted. Raises Fenced."""
-    own = owned_by_attempt(attempt)
-    update_job(session, job_id, own, Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
-    last_attempt = and_(own, Job.attempt >= Job.attempt_cap)
-    stopped = and_(own, Job.cancel_requested, or_(Job.shards == 0, last_attempt))
+    owned = owned_by_attempt(attempt)
+    update_job(session, job_id, owned, Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
+    last_attempt = and_(owned, Job.attempt >= Job.attempt_cap)
+    stopped = and_(owned, Job.cancel_requested, or_(Job.shards == 0, last_attempt))
     if _finish(session, job_id, stopped, JobState.CANCELLED, "cancelled", STOPPED_MESSAGE):
         return JobState.CANCELLED
     error = f"Given up after {ATTEMPTS} attempts in a row that got no further; the last one: {reason}"
@@ -156,7 +156,7 @@ def interrupt(
         return JobState.FAILED
     values = {"lease_until": None, "eta_seconds": None, "progress_note": reason, "published_at": None}
     extra = {} if uses_attempt else {"attempt_cap": Job.attempt_cap + 1}
-    moved = update_job_and_version(session, job_id, own, state=JobState.INTERRUPTED, **values, **extra)
+    moved = update_job_and_version(session, job_id, owned, state=JobState.INTERRUPTED, **values, **extra)
     check_fence(moved, job_id, attempt)
     return JobState.INTERRUPTED
 

@@ -4,8 +4,8 @@
 A holder is `job:<id>` or `run:<id>`. A running job or run keeps its lease regardless of the clock; other leases expire
 unless renewed.
 
-A job that waits reserves the devices it could use, unless an older job (by its place in the queue) has done so: later
-jobs and runs do not take them. So a job for several GPUs gets them although jobs for one GPU keep arriving.
+A job that waits reserves the devices it could use, unless an older job (by its position in the queue) has done so:
+later jobs and runs do not take them. So a job for several GPUs gets them although jobs for one GPU keep arriving.
 """
 
 import logging
@@ -61,15 +61,15 @@ def acquire_some(
 
 def renew(session: Session, device: str, holder: str, seconds: float, attempt: int = 0) -> None:
     """Extend one's lease. Raises Fenced if another holder has acquired it meanwhile."""
-    own = (DeviceLease.device == device, DeviceLease.holder == holder, DeviceLease.attempt == attempt)
-    if not _update(session, *own, until=now() + timedelta(seconds=seconds)):
+    conditions = (DeviceLease.device == device, DeviceLease.holder == holder, DeviceLease.attempt == attempt)
+    if not _update(session, *conditions, until=now() + timedelta(seconds=seconds)):
         raise Fenced(f"{holder} no longer holds {device}.")
 
 
 def reserve_memory(session: Session, device: str, holder: str, nbytes: int, attempt: int = 0) -> None:
     """Store the bytes of a GPU that the inference server must not use while `holder` has its lease."""
-    own = (DeviceLease.device == device, DeviceLease.holder == holder, DeviceLease.attempt == attempt)
-    _update(session, *own, memory=nbytes)
+    conditions = (DeviceLease.device == device, DeviceLease.holder == holder, DeviceLease.attempt == attempt)
+    _update(session, *conditions, memory=nbytes)
 
 
 def release(session: Session, holder: str, attempt: int | None = None) -> None:
@@ -77,10 +77,10 @@ def release(session: Session, holder: str, attempt: int | None = None) -> None:
     none."""
     _lock(session, or_(DeviceLease.holder == holder, DeviceLease.reserved_for == holder))
     _update(session, DeviceLease.reserved_for == holder, reserved_for="")
-    own = [DeviceLease.holder == holder]
+    conditions = [DeviceLease.holder == holder]
     if attempt is not None:
-        own.append(DeviceLease.attempt == attempt)
-    _update(session, *own, holder="", until=None, attempt=0, memory=0)
+        conditions.append(DeviceLease.attempt == attempt)
+    _update(session, *conditions, holder="", until=None, attempt=0, memory=0)
 
 
 def holder(session: Session, device: str) -> str:
@@ -111,9 +111,9 @@ def _available(session: Session, holder: str) -> ColumnElement[bool]:
 def _reserved(session: Session, holder: str) -> ColumnElement[bool]:
     """The device is reserved for a job that is older than `holder`; for any job if `holder` is not a job."""
     reserved = [literal("job:") + Job.id == DeviceLease.reserved_for, Job.state == JobState.RUNNING]
-    if own := session.get(Job, holder.removeprefix("job:")):
-        same_time = and_(Job.queued_at == own.queued_at, Job.id < own.id)
-        reserved.append(or_(Job.queued_at < own.queued_at, same_time))
+    if own_job := session.get(Job, holder.removeprefix("job:")):
+        same_time = and_(Job.queued_at == own_job.queued_at, Job.id < own_job.id)
+        reserved.append(or_(Job.queued_at < own_job.queued_at, same_time))
     return exists().where(*reserved)
 
 
@@ -182,17 +182,17 @@ def observed_device(settings: Settings, device: str) -> Iterator[DeviceSharing]:
 @contextmanager
 def exclusive_device(settings: Settings, device: str, run_id: str) -> Iterator[DeviceSharing]:
     """Hold the device's lease as `run:<id>`; if a job has it, the block runs without it and the job is named."""
-    name, own = machine.device_key(device, settings.home), f"run:{run_id}"
+    device_key, run_holder = machine.device_key(device, settings.home), f"run:{run_id}"
     with writing(settings) as session:
-        acquired = acquire(session, name, own, SECONDS)
-        other = "" if acquired else holder_name(session, name)
+        acquired = acquire(session, device_key, run_holder, SECONDS)
+        other_holder = "" if acquired else holder_name(session, device_key)
     if not acquired:
         with observed_device(settings, device) as sharing:
             yield sharing
-        sharing.add(other)
+        sharing.add(other_holder)
         return
     sharing, done = DeviceSharing(), threading.Event()
-    renewing = threading.Thread(target=_renew, args=(settings, device, own, sharing, done), daemon=True)
+    renewing = threading.Thread(target=_renew, args=(settings, device, run_holder, sharing, done), daemon=True)
     renewing.start()
     try:
         yield sharing
@@ -201,9 +201,9 @@ def exclusive_device(settings: Settings, device: str, run_id: str) -> Iterator[D
         renewing.join()
         try:
             with writing(settings) as session:
-                release(session, own)
+                release(session, run_holder)
         except SpeculoosError as error:  # the generation must not fail
-            log.warning("The lease of %s was not released and will expire: %s", own, error)
+            log.warning("The lease of %s was not released and will expire: %s", run_holder, error)
 
 
 def _renew(settings: Settings, device: str, holder: str, sharing: DeviceSharing, done: threading.Event) -> None:

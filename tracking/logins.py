@@ -44,7 +44,7 @@ class Sessions:
         self._key = hmac.digest(key, b"login " + self._password.encode(), "sha256")
         self.cookie = f"speculoos-session-{hashlib.sha256(key).hexdigest()[:8]}"
         """Specific to the home folder, since browsers send cookies to all ports of a host."""
-        self._known: dict[str, tuple[float, Visitor]] = {}
+        self._cached: dict[str, tuple[float, Visitor]] = {}
 
     def is_password(self, password: str) -> bool:
         """Whether the password is right, compared in constant time; False if no password is set."""
@@ -62,7 +62,7 @@ class Sessions:
     def end(self, value: str) -> None:
         """Log out the browser with this cookie."""
         login_id = self._id(value)
-        self._known.pop(login_id, None)
+        self._cached.pop(login_id, None)
         with writing(self._settings) as session:
             session.execute(delete(Login).where(Login.id == login_id))
 
@@ -70,7 +70,7 @@ class Sessions:
         """Change the user name of a login. `user` must be checked."""
         with writing(self._settings) as session:
             session.execute(update(Login).where(Login.id == visitor.id).values(user=user))
-        self._known.pop(visitor.id, None)
+        self._cached.pop(visitor.id, None)
 
     async def find(self, value: str) -> Visitor | None:
         """The visitor with this cookie, if logged in. While the database is not available, a cached visitor stays
@@ -78,7 +78,7 @@ class Sessions:
         if not 0 < len(value) <= LONGEST_COOKIE:
             return None
         login_id = self._id(value)
-        read_at, visitor = self._known.get(login_id, (0.0, None))
+        read_at, visitor = self._cached.get(login_id, (0.0, None))
         if visitor is None or time.monotonic() - read_at > FRESH:
             try:
                 visitor = await asyncio.to_thread(self._read, login_id)
@@ -91,10 +91,10 @@ class Sessions:
         with reading(self._settings) as session:
             row = session.scalar(select(Login).where(Login.id == login_id, Login.ends_at > now()))
         if row is None:
-            self._known.pop(login_id, None)
+            self._cached.pop(login_id, None)
             return None
         visitor = Visitor(row.id, row.user, row.ends_at)
-        self._known[login_id] = (time.monotonic(), visitor)
+        self._cached[login_id] = (time.monotonic(), visitor)
         return visitor
 
     def _id(self, value: str) -> str:

@@ -35,9 +35,9 @@ class Page(Generic[Row]):
         """`312`, or `1,000+`."""
         return f"{self.total:,}" + ("" if self.is_exact else "+")
 
-    def words(self, row: str) -> str:
+    def label(self, noun: str) -> str:
         """`1–50 of 312 jobs`, `1 job`."""
-        return f"{self.range} {row}" + ("" if self.total == 1 else "s")
+        return f"{self.range} {noun}" + ("" if self.total == 1 else "s")
 
 
 def page(session: Session, query: Select[Any], offset: str = "", size: int = SIZE) -> Page[Any]:

@@ -69,9 +69,11 @@ def ensure_experiment(session: Session, name: str) -> Experiment:
 
 def names(session: Session, ids: Iterable[str | None]) -> dict[str, str]:
     """Name of the bases, datasets and checkpoints with these ids, by id."""
-    known = {*ids} - {None, ""}
-    found = (select(table.id, table.name).where(table.id.in_(known)) for table in (Base, Dataset, Checkpoint))
-    return {row_id: name for query in found for row_id, name in session.execute(query)} if known else {}
+    wanted_ids = {*ids} - {None, ""}
+    name_queries = (
+        select(table.id, table.name).where(table.id.in_(wanted_ids)) for table in (Base, Dataset, Checkpoint)
+    )
+    return {row_id: name for query in name_queries for row_id, name in session.execute(query)} if wanted_ids else {}
 
 
 def model_name(session: Session, base_id: str, checkpoint_id: str | None = None) -> str:
@@ -82,11 +84,11 @@ def model_name(session: Session, base_id: str, checkpoint_id: str | None = None)
 
 def must_be_ready(row: Base | Dataset | Checkpoint) -> None:
     """Raises Conflict with the reason unless the row's state is ready."""
-    word = KIND_NAMES[row.__tablename__]
+    noun = KIND_NAMES[row.__tablename__]
     if row.state == "failed":
-        raise Conflict(f"The {word} {row.name!r} was not finished; retry the job that makes it, or choose another.")
+        raise Conflict(f"The {noun} {row.name!r} was not finished; retry the job that makes it, or choose another.")
     if row.state != "ready":
-        raise Conflict(f"The {word} {row.name!r} is still being made; wait for its job.")
+        raise Conflict(f"The {noun} {row.name!r} is still being made; wait for its job.")
 
 
 def listed(table: type[Row], *conditions: ColumnElement[bool], ready_only: bool = False) -> Select[Any]:
@@ -128,10 +130,12 @@ def _find(session: Session, table: type[Row], reference: str) -> Row:
 
 
 def _missing(session: Session, table: type[Table], reference: str) -> NotFound:
-    word = KIND_NAMES[table.__tablename__]
+    noun = KIND_NAMES[table.__tablename__]
     names = list(session.scalars(select(table.name).order_by(table.created_at.desc()).limit(6)))
-    known = "known are " + ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "there is none yet"
-    return NotFound(f"There is no {word} {reference!r}; {known}.")
+    existing_names = (
+        "known are " + ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "there is none yet"
+    )
+    return NotFound(f"There is no {noun} {reference!r}; {existing_names}.")
 
 
 def trained_on(checkpoint: Checkpoint) -> list[str]:

@@ -28,7 +28,7 @@ ANSWERS, REJECTED_ROWS = 0, 1  # `step` of a generation's samples, which encodes
 
 @dataclass
 class JobReport:
-    """News since the last report. `progress` is None if it has not changed."""
+    """What changed since the last report; `progress` is None if it has not."""
 
     progress: dict[str, Any] | None = None  # done, total, unit, progress_note, eta_seconds
     metrics: dict[tuple[str, int], float] = field(default_factory=dict)  # (name, step) → value
@@ -81,14 +81,16 @@ def metrics(session: Session, job_id: str, *conditions: ColumnElement[bool]) -> 
 
 
 def sampled_metrics(
-    session: Session, job_id: str, points: int = POINTS, but: str = ""
+    session: Session, job_id: str, points: int = POINTS, excluded_prefix: str = ""
 ) -> dict[str, list[tuple[int, float]]]:
     """Each metric's (step, value) pairs in order of step, about `points` at most, evenly spaced, with the first and the
-    last. Metrics whose name starts with `but` are left out. The database selects the points, so that a page that
-    refreshes every second does not read 100,000 rows."""
+    last. Metrics whose name starts with `excluded_prefix` are omitted. The database selects the points, so that a page
+    that refreshes every second does not read 100,000 rows."""
     columns = (Metric.name, func.count(), func.min(Metric.step), func.max(Metric.step))
     ranges = session.execute(select(*columns).where(Metric.job_id == job_id).group_by(Metric.name)).all()
-    conditions = [_sampled(job_id, *row, points) for row in ranges if not (but and row[0].startswith(but))]
+    conditions = [
+        _sampled(job_id, *row, points) for row in ranges if not (excluded_prefix and row[0].startswith(excluded_prefix))
+    ]
     return metrics(session, job_id, or_(*conditions)) if conditions else {}
 
 
@@ -171,7 +173,7 @@ def generation_progress(session: Session, job_id: str) -> GenerationProgress:
 
 
 def generation_samples(session: Session, job_id: str, step: int, limit: int) -> Sequence[dict[str, Any]]:
-    """The first samples of one kind, given by `step`."""
+    """The first samples of one kind; `step` encodes the kind."""
     query = select(Sample.record).join(Job, Sample.job_id == Job.id).where(_of(job_id), Sample.step == step)
     return list(session.scalars(query.order_by(Sample.id).limit(limit)))
 

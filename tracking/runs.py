@@ -93,7 +93,7 @@ def steps_after(session: Session, run_id: str, after: int = -1, limit: int = 500
 
 
 def replace_steps(session: Session, run_id: str, records: Iterable[dict[str, Any]]) -> None:
-    """Store these records in place of those that were added."""
+    """Replace all records that were added with these."""
     session.execute(delete(RunStep).where(RunStep.run_id == run_id))
     add_steps(session, run_id, records)
 
@@ -166,11 +166,16 @@ def compare(session: Session, group_id: str) -> list[dict[str, Any]]:
     runs = group_runs(session, group_id)
     tokens = [_tokens(session, run.id) for run in runs]
     views = []
-    for run, own in zip(runs, tokens, strict=True):
+    for run, run_tokens in zip(runs, tokens, strict=True):
         by_text = bool(server_of(run.model) or server_of(runs[0].model))
-        at = _text_divergence(own, tokens[0]) if by_text else first_divergence(_ids(own), _ids(tokens[0]))
-        found = {"token_count": len(own), "identical": at is None, "first_divergence": at, "by_text": by_text}
-        views.append(run_view(run) | found)
+        at = _text_divergence(run_tokens, tokens[0]) if by_text else first_divergence(_ids(run_tokens), _ids(tokens[0]))
+        comparison = {
+            "token_count": len(run_tokens),
+            "identical": at is None,
+            "first_divergence": at,
+            "by_text": by_text,
+        }
+        views.append(run_view(run) | comparison)
     return views
 
 

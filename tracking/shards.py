@@ -1,5 +1,6 @@
 """Jobs divided into shards. A shard is a job that any worker of its queue claims, with the usual fences; the
-divided job is its parent. The files of a dataset (corpus.shards) are also called shards: such a job writes one.
+divided job is its parent. The files of a dataset (corpus.shards) are also called shards: a shard of a
+generation job writes one of them.
 
 While shards run, the parent is RUNNING without a worker, so that one worker is enough for both. After all shards
 have ended, it waits for a worker again (see tracking.jobs), which merges their results. Lists do not show shards;
@@ -143,11 +144,11 @@ def update_progress(session: Session) -> None:
 
 def _eta_seconds(job: Job, progress: Tally) -> float | None:
     """Remaining seconds at the speed of the running shards, or at the last known speed while none has an estimate."""
-    left = max(0, progress.units - progress.done)
+    remaining = max(0, progress.units - progress.done)
     if progress.per_second:
-        return round(left / progress.per_second, 1)
+        return round(remaining / progress.per_second, 1)
     before = (job.total or 0) - job.done
-    return round(job.eta_seconds * left / before, 1) if job.eta_seconds is not None and before > 0 else None
+    return round(job.eta_seconds * remaining / before, 1) if job.eta_seconds is not None and before > 0 else None
 
 
 def all_ended(session: Session) -> list[Job]:
@@ -196,8 +197,8 @@ def waiting_parent(session: Session, job_id: str) -> str | None:
 
 
 def _tallies(session: Session, condition: ColumnElement[bool]) -> dict[str, Tally]:
-    left = Job.total - Job.done
-    speed = func.sum(left / func.nullif(Job.eta_seconds, 0)).filter(Job.state == JobState.RUNNING)
+    remaining = Job.total - Job.done
+    speed = func.sum(remaining / func.nullif(Job.eta_seconds, 0)).filter(Job.state == JobState.RUNNING)
     sums = (func.count(), func.sum(Job.done), func.sum(func.coalesce(Job.total, Job.done)), speed)
     tallies: dict[str, Tally] = {}
     query = select(Job.parent_id, Job.state, *sums).where(condition).group_by(Job.parent_id, Job.state)

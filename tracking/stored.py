@@ -47,7 +47,7 @@ def delete_stored(session: Session, row_id: str) -> None:
     session.execute(sql_delete(Stored).where(Stored.id == row_id))
 
 
-def store_key(kind: str, row_id: str) -> str:
+def store_prefix(kind: str, row_id: str) -> str:
     """The key prefix of a row's files in the store."""
     return f"{kind}/{row_id}"
 
@@ -78,13 +78,13 @@ class RowFiles:
 
     def path(self, row: Any) -> Path:
         """Location of a row's files on this machine, also before they are fetched."""
-        own = Path(row.path)
+        recorded_path = Path(row.path)
         if self.store is None:
-            return own
+            return recorded_path
         if is_shipped(row):
-            return self.installed(row.weights_sha256 if isinstance(row, Base) else row.sha256) or own
-        if self._in_home(own) or own.exists():
-            return own
+            return self.installed(row.weights_sha256 if isinstance(row, Base) else row.sha256) or recorded_path
+        if self._in_home(recorded_path) or recorded_path.exists():
+            return recorded_path
         return self.settings.home / KINDS[type(row)] / row.id
 
     def is_local(self, row: Any, entry: Stored | None) -> bool:
@@ -110,7 +110,7 @@ class RowFiles:
         with (path / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it if the process is killed
             if not self.is_local(row, entry):  # another process may have fetched them meanwhile
-                self.store.get_folder(store_key(entry.kind, entry.id), entry.key, path)
+                self.store.get_folder(store_prefix(entry.kind, entry.id), entry.key, path)
         return path
 
     def local(self, row: Any) -> str:
@@ -124,7 +124,7 @@ class RowFiles:
     def upload(self, kind: str, row_id: str, folder: Path) -> StoredFolder:
         """Upload a folder or file to the store, and mark the folder if it is inside the home."""
         assert self.store is not None
-        uploaded = self.store.put_folder(store_key(kind, row_id), folder, ChecksumCache.of(self.settings).of_file)
+        uploaded = self.store.put_folder(store_prefix(kind, row_id), folder, ChecksumCache.of(self.settings).of_file)
         if folder.is_dir() and self._in_home(folder):
             write_key(folder, uploaded.key)
         return uploaded
@@ -143,13 +143,13 @@ class RemoteFiles:
     """Files in the store whose row was deleted."""
 
     settings: Settings
-    key: str
+    prefix: str
 
     def remove(self) -> int:
         """Delete the files; returns their bytes. If the store is unavailable, a later clean-up deletes them."""
         try:
             store = open_store(self.settings.store)
-            return store.delete(self.key) if store else 0
+            return store.delete(self.prefix) if store else 0
         except SpeculoosError as error:
             log.warning("Not removed from the store yet: %s", error)
             return 0
@@ -161,5 +161,5 @@ def drop_stored(session: Session, settings: Settings, row: Any) -> list[RemoteFi
     if not (kind and settings.store):
         return []
     delete_stored(session, row.id)
-    exports = [RemoteFiles(settings, store_key(EXPORTS, row.id))] if isinstance(row, Checkpoint) else []
-    return [RemoteFiles(settings, store_key(kind, row.id)), *exports]
+    exports = [RemoteFiles(settings, store_prefix(EXPORTS, row.id))] if isinstance(row, Checkpoint) else []
+    return [RemoteFiles(settings, store_prefix(kind, row.id)), *exports]

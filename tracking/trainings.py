@@ -46,10 +46,10 @@ class SelectedTrainings:
 
 def find(session: Session, ids: Sequence[str], most: int = MAX_TRAININGS) -> SelectedTrainings:
     by_id = _by_id(session, Job, set(ids))
-    known = [by_id[row_id] for row_id in dict.fromkeys(ids) if row_id in by_id]
-    jobs = [job for job in known if job.kind == KIND]
-    others = [job for job in known if job.kind != KIND]
-    return SelectedTrainings(with_rows(session, jobs[:most]), others, len(set(ids)) - len(known), jobs[most:])
+    existing_jobs = [by_id[row_id] for row_id in dict.fromkeys(ids) if row_id in by_id]
+    jobs = [job for job in existing_jobs if job.kind == KIND]
+    others = [job for job in existing_jobs if job.kind != KIND]
+    return SelectedTrainings(with_rows(session, jobs[:most]), others, len(set(ids)) - len(existing_jobs), jobs[most:])
 
 
 def best_values(session: Session, jobs: Sequence[str], metric: str) -> dict[str, float]:

@@ -151,7 +151,7 @@ class JobPanel:
     def live_view(self, session: Session, job: Job) -> list[Any]:
         state = JobState(job.state)
         word, is_part = t("Retry") if state == JobState.FAILED else t("Resume"), bool(job.parent_id)
-        charts = metrics_view.charts(reports.sampled_metrics(session, job.id, but=reports.COUNTER_PREFIX))
+        charts = metrics_view.charts(reports.sampled_metrics(session, job.id, excluded_prefix=reports.COUNTER_PREFIX))
         return [
             head(session, job) + served.part(session, self.settings, job),
             gr.Button(visible=not is_part and state not in FINISHED, interactive=not job.cancel_requested),

@@ -131,7 +131,7 @@ class StoragePage:
         """Run `action` in the background, then measure again."""
 
         def work() -> str:
-            words = retention.in_words(action(self.settings))
+            words = retention.describe(action(self.settings))
             self.surveys.count()
             return t("Deleted {words}.", words=words) if words else nothing
 

@@ -68,7 +68,7 @@ def _live(session: Session, job: Job) -> str:
             return live
     if job.kind != "train" or job.state not in ("RUNNING", "SUCCEEDED"):
         return ""
-    sampled = reports.sampled_metrics(session, job.id, but=reports.COUNTER_PREFIX)
+    sampled = reports.sampled_metrics(session, job.id, excluded_prefix=reports.COUNTER_PREFIX)
     return metrics_view.charts({name: points for name, points in sampled.items() if name.endswith("/tau")})
 
 

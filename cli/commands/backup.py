@@ -33,10 +33,10 @@ def backup(
     if file == STANDARD:
         if sys.stdout.isatty():
             raise BadInput("An archive cannot be written to a terminal; use a file: speculoos backup - > FILE.tar")
-        report = stream(settings, sys.stdout.buffer, secrets=secrets, say=say)
+        report = stream(settings, sys.stdout.buffer, secrets=secrets, on_progress=say)
         sys.stdout.buffer.flush()
     else:
-        report = back_up(settings, Path(file).expanduser().resolve(), secrets=secrets, say=say)
+        report = back_up(settings, Path(file).expanduser().resolve(), secrets=secrets, on_progress=say)
     for item in report.wrong:
         say(f"Damaged before the backup, and in the archive as well: {item}.")
     for item in report.outside:
@@ -69,7 +69,7 @@ def restore(
         raise Conflict(f"Process {lock.holder().get('pid')} uses the home {settings.home}; stop it first.")
     try:
         with sys.stdin.buffer if file == STANDARD else Path(file).expanduser().open("rb") as source:
-            report = restore_home(settings, source, "standard input" if file == STANDARD else file, say=say)
+            report = restore_home(settings, source, "standard input" if file == STANDARD else file, on_progress=say)
     finally:
         lock.release()
     for item in [*report.wrong, *report.outside]:

@@ -44,12 +44,14 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
         raise BadInput(f"Drafter {name!r} needs a checkpoint trained with the method {name!r}.")
     if name != "none":
         require_trees(target)
-    known = WITHOUT_DRAFT[name][0] if name in WITHOUT_DRAFT else METHODS[name].drafting
-    if draft is not None and name == draft.method and not (set(options) & set(known)) - {"sample"}:
+    allowed_options = WITHOUT_DRAFT[name][0] if name in WITHOUT_DRAFT else METHODS[name].drafting
+    if draft is not None and name == draft.method and not (set(options) & set(allowed_options)) - {"sample"}:
         options = {**getattr(draft, "drafting", {}), **options}
     for option, value in options.items():
-        if option not in known:
-            raise BadInput(f"Drafter {name!r} has no option {option!r}; it takes {', '.join(known) or 'none'}.")
+        if option not in allowed_options:
+            raise BadInput(
+                f"Drafter {name!r} has no option {option!r}; it takes {', '.join(allowed_options) or 'none'}."
+            )
         if option == "tree":
             trees.check(value)
         elif option != "sample" and not (isinstance(value, int) and 0 <= value <= MAX_OPTION):

@@ -57,8 +57,8 @@ class DFlashDrafter(Drafter):
 
     def prefill(self, start: PrefillContext) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
-        kept = len(start.prompt_ids) - len(start.target_output.hidden)
-        self.cache.crop(kept)
+        cached_count = len(start.prompt_ids) - len(start.target_output.hidden)
+        self.cache.crop(cached_count)
         self.draft.inject(start.target_output.features, self.cache)
         self.ids, self.last = list(start.prompt_ids), start.token
 

@@ -62,8 +62,8 @@ class TreeMask:
     def add(self, parents: torch.Tensor) -> torch.Tensor:
         """Add a level below the nodes `parents` [n]; bool [n, rows of the tree]: the rows that its nodes attend to."""
         n, self.level = len(parents), self.level + 1
-        own = torch.eye(n, dtype=torch.bool, device=parents.device)
-        visible = torch.cat([self._visible.index_select(0, parents), own], dim=1)
+        diagonal = torch.eye(n, dtype=torch.bool, device=parents.device)
+        visible = torch.cat([self._visible.index_select(0, parents), diagonal], dim=1)
         self._visible = torch.cat([F.pad(self._visible, (0, n)), visible])
         return visible
 
@@ -176,18 +176,23 @@ class _Level:
         """`grown`: all nodes of the level; `numbers`: the expander's of their parents; `first`: nodes before the
         children, without the root."""
         children = [shape.children[node] for node in nodes]
-        ranks = [[shape.ranks[child] for child in own] for own in children]
+        ranks = [[shape.ranks[child] for child in siblings] for siblings in children]
         self.nodes = upload([grown.index(node) for node in nodes], device)
         """Indices of the nodes among all of the level."""
         self.parents = upload([numbers[max(shape.parents[node], 0)] for node in nodes], device)
         self.width = max(map(max, ranks)) + 1
         """Best tokens needed after each node."""
-        self.best = upload([row * self.width + rank for row, own in enumerate(ranks) for rank in own], device)
+        self.best = upload([row * self.width + rank for row, siblings in enumerate(ranks) for rank in siblings], device)
         """Indices of the children among the best tokens [L · width]."""
         most, offsets = max(map(len, children)), [0, *accumulate(map(len, children))]
-        self.sampled = upload([row * most + i for row, own in enumerate(children) for i in range(len(own))], device)
+        self.sampled = upload(
+            [row * most + i for row, siblings in enumerate(children) for i in range(len(siblings))], device
+        )
         """Indices of the children among the sampled tokens [L · most]."""
-        draws = [[first + offsets[row] + min(i, len(own) - 1) for i in range(most)] for row, own in enumerate(children)]
+        draws = [
+            [first + offsets[row] + min(i, len(siblings) - 1) for i in range(most)]
+            for row, siblings in enumerate(children)
+        ]
         self.uniforms = upload(draws, device)
         """Indices [L, most] of the random numbers that draw the children."""
 
@@ -240,11 +245,11 @@ class DynamicTree:
             first += len(tokens[-2])
             frontier = scores[-1].topk(k).indices
             above = 1 + level * k + frontier // k
-        kept = torch.cat(scores).sort(descending=True, stable=True).indices[: self.nodes - 1].sort().values
+        selected = torch.cat(scores).sort(descending=True, stable=True).indices[: self.nodes - 1].sort().values
         new = torch.zeros(first + len(tokens[-1]), dtype=torch.int64, device=device)
-        new.index_copy_(0, kept + 1, torch.arange(1, len(kept) + 1, device=device))
-        found = torch.cat(tokens)[kept], torch.cat(logprobs)[kept], new[torch.cat(parents)[kept]]
-        return torch.stack([row.double() for row in found]), None
+        new.index_copy_(0, selected + 1, torch.arange(1, len(selected) + 1, device=device))
+        selected_rows = torch.cat(tokens)[selected], torch.cat(logprobs)[selected], new[torch.cat(parents)[selected]]
+        return torch.stack([row.double() for row in selected_rows]), None
 
     def tree(self, token: int, grown: Grown) -> DraftTree:
         """The grown tree below the root `token`."""

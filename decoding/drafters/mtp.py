@@ -44,8 +44,8 @@ def _read(base: LoadedBase, names: list[str]) -> Any:
 
     # transformers finds the tensors by the layer numbers of released models only. Name and module select its renamings.
     pattern = re.compile("|".join(f"^{re.escape(name)}$" for name in names))
-    own = {"get_mtp_weights_regex": staticmethod(lambda _model: pattern), "__module__": MtpModel.__module__}
-    loader = type(MtpModel.__name__, (MtpModel,), own)
+    attributes = {"get_mtp_weights_regex": staticmethod(lambda _model: pattern), "__module__": MtpModel.__module__}
+    loader = type(MtpModel.__name__, (MtpModel,), attributes)
     with sanitised_folder(base.path) as clean:
         base.model.config._name_or_path = str(clean)
         try:

@@ -18,7 +18,7 @@ from models.runtime.linear import packing_works
 from models.runtime.rotary import draft_rotations
 from models.runtime.weights import pack_draft_layer_inplace, pack_linear_inplace
 
-UNLIMITED = 1 << 40  # maximum length of a draft's cache; the target's cache is full before
+UNLIMITED = 1 << 40  # maximum length of a draft's cache; the target's cache is full earlier
 
 
 class ModuleRunner:

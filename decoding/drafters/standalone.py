@@ -80,7 +80,7 @@ class StandaloneDrafter(TreeDrafter):
         return self.add(torch.tensor([token]), torch.tensor([-1]))
 
     def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        """Chains are cached; of a tree all nodes are output again, which costs about as much as a forward of one."""
+        """Chains are cached; for a tree all nodes are computed again, which costs about as much as a forward of one."""
         if self.growth.shape.is_chain:
             return self.draft_model.extend(ids.tolist()).logits
         self._tokens += ids.tolist()

@@ -90,7 +90,7 @@ def test_counters_are_no_charts(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
         shard = shards.list_shards(session, job.id)[2]
         reports.write(session, shard.id, 1, JobReport(metrics={("generate/tokens_per_second", 7): 40.0}))
-        metrics = reports.sampled_metrics(session, shard.id, but=reports.COUNTER_PREFIX)
+        metrics = reports.sampled_metrics(session, shard.id, excluded_prefix=reports.COUNTER_PREFIX)
     assert metrics == {"generate/tokens_per_second": [(7, 40.0)]}
 
 

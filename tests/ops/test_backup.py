@@ -373,7 +373,7 @@ def test_a_restore_that_breaks_off_late_leaves_nothing_and_can_be_done_again(
 
     packed = backup_of(filled.settings)
     with monkeypatch.context() as patch:
-        patch.setattr(restoring, "_place", full)
+        patch.setattr(restoring, "_move_files", full)
         with pytest.raises(Unavailable, match="is full; nothing was restored"):
             restore(other, packed, "x.tar")
     assert not any(p.is_dir() for p in other.home.iterdir())
@@ -394,8 +394,8 @@ def test_a_restore_that_was_killed_is_refused_by_commands_and_begun_anew(
     back_up(filled_sqlite.settings, tmp_path / "b.tar")
     code = (
         "import os, sys; from ops import restore; "
-        "restore._place = lambda places: (restore.os.makedirs(places[0][1].parent), places[0][0].rename(places[0][1]), "
-        "os._exit(9)); from cli.main import main; main(['restore', sys.argv[1]])"
+        "restore._move_files = lambda moves: (restore.os.makedirs(moves[0][1].parent), "
+        "moves[0][0].rename(moves[0][1]), os._exit(9)); from cli.main import main; main(['restore', sys.argv[1]])"
     )
     environment = {**os.environ, "SPECULOOS_HOME": str(tmp_path / "other")}
     broken = subprocess.run([sys.executable, "-c", code, str(tmp_path / "b.tar")], env=environment, timeout=120)

@@ -16,7 +16,7 @@ from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Settings
 from speculoos.store import Store, StoredFolder, StoreUnavailable, files_to_upload, read_key
 from tracking import db, stored
-from tracking.stored import KINDS, UPLOADS, RowFiles, store_key
+from tracking.stored import KINDS, UPLOADS, RowFiles, store_prefix
 from tracking.tables import Stored, Table
 
 STORE_TIMEOUT = 600.0
@@ -51,7 +51,7 @@ class JobFiles:
     def download_output(self, table: type[Table], row_id: str, folder: Path) -> None:
         """Download the stored files of an output row that this job continues, into the folder it writes."""
         if self.store and (stored_row := self._stored(row_id)) and read_key(folder) != stored_row.key:
-            source = store_key(KINDS[table], row_id)
+            source = store_prefix(KINDS[table], row_id)
             self._retry(lambda: self.files.store.get_folder(source, stored_row.key, folder))
 
     def download_path(self, path: str, into: Path | None = None) -> str:
@@ -60,7 +60,7 @@ class JobFiles:
         stored_row = self._stored(stored.path_id(self.settings, path)) if self.store and path else None
         if stored_row is None:
             return path
-        source = store_key(UPLOADS, stored_row.id)
+        source = store_prefix(UPLOADS, stored_row.id)
         listed = self._retry(lambda: self.files.store.listed(source, stored_row.key))
         if _is_same(Path(path), listed):
             return path
@@ -78,7 +78,7 @@ class JobFiles:
         path_id = stored.path_id(self.settings, path)
         with db.writing(self.settings) as session:
             stored.delete_stored(session, path_id)
-        stored.RemoteFiles(self.settings, store_key(UPLOADS, path_id)).remove()
+        stored.RemoteFiles(self.settings, store_prefix(UPLOADS, path_id)).remove()
         if used != path:
             shutil.rmtree(self.settings.home / UPLOADS / path_id, ignore_errors=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from speculoos.errors import SpeculoosError
 from speculoos.store import Store
-from tracking.stored import KINDS, store_key
+from tracking.stored import KINDS, store_prefix
 from tracking.tables import Checkpoint
 from training.resume_points import RESUME_POINT_NAME, latest_resume_point, resume_point_damage
 from workers.child.context import JobContext
@@ -29,11 +29,11 @@ class UploadedCheckpoints:
     """Training checkpoints of one Checkpoint row in a store."""
 
     def __init__(self, store: Store, checkpoint_id: str):
-        self.store, self.prefix = store, f"{store_key(KINDS[Checkpoint], checkpoint_id)}/states"
+        self.store, self.prefix = store, f"{store_prefix(KINDS[Checkpoint], checkpoint_id)}/states"
 
     def note(self) -> dict[str, Any]:
-        """`attempt`, `store_key` and `folders` ({name: key}) of the newest checkpoint; {} for none. A note has no
-        checksum: one with a path outside of its folders is ignored."""
+        """`attempt`, `place` (the prefix) and `folders` ({name: key}) of the newest checkpoint; {} for none. A note has
+        no checksum: one with a path outside of its folders is ignored."""
         try:
             note = json.loads(self.store.read(f"{self.prefix}/newest.json") or b"{}")
         except ValueError:

@@ -207,7 +207,7 @@ def _author(request: GenerateData, context: JobContext) -> dict[str, str]:
 def _shard_folder(request: GenerateData, context: JobContext) -> ShardFolder:
     """Folder for the finished shards of a generation: in the store, if configured, for other machines."""
     if store := context.files.store:
-        return ShardFolder(store, f"{stored.store_key(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
+        return ShardFolder(store, f"{stored.store_prefix(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
     return ShardFolder(Store(f"file://{context.dataset_folder(request.dataset_id)}"), PARTS)
 
 
