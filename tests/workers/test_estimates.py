@@ -72,7 +72,7 @@ def estimated(settings: Settings, request):
         return estimate(session, request, settings.home)
 
 
-def add_finished_job(settings: Settings, request, seconds: float, **changes) -> None:
+def add_finished_job(settings: Settings, request, seconds: float, /, **changes) -> None:
     """Add a finished job of this request that took `seconds`."""
     job = submit(request, settings=settings)
     with writing(settings) as session:
