@@ -10,6 +10,7 @@ initial environment, as others see it in /proc, is the zygote's; tests that depe
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import gc
 import importlib
@@ -213,6 +214,7 @@ class Asked:
             for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT]:
                 del sys.modules[name]
         sys.stdout.reconfigure(line_buffering=True, write_through=True)
+        faulthandler.enable()  # a crash in native code prints where it happened
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def run(self) -> None:
