@@ -6,6 +6,11 @@ import torch
 from torch import Tensor, nn
 
 
+def to_target(ids: Tensor, d2t: Tensor | None) -> Tensor:
+    """Columns of a draft's head to token ids of the base; without `d2t` [columns] they are the same."""
+    return ids if d2t is None else ids + d2t[ids]
+
+
 class DraftVocabulary(nn.Module):
     """A draft whose head has a column for each token of the base, or for some: column i is token i + `d2t`[i]."""
 
@@ -30,7 +35,7 @@ class DraftVocabulary(nn.Module):
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Columns of the head to token ids of the base."""
-        return ids if self.d2t is None else ids + self.d2t[ids]
+        return to_target(ids, self.d2t)
 
     def to_draft(self, ids: Tensor) -> Tensor:
         """Token ids of the base to columns of the head; −100 for tokens outside the draft vocabulary and where `ids` is

@@ -2,12 +2,14 @@
 
 Shapes: n positions, S tokens of a block, H hidden size, V' draft vocabulary; no batch dimension."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from decoding.drafters import runners
+from models.draft_vocabulary import to_target
 from models.runtime.attention import SequenceView
 from models.runtime.cache import CacheBackend, KVCache
 from models.runtime.layer import norm_of
@@ -65,7 +67,7 @@ class PackedBlockRunner:
         self._context = _pack_context(draft.layers, config, dtype)
         self._layers = [pack_draft_layer_inplace(layer, config, dtype) for layer in draft.layers]
         self._heads, self._norm = self._layers[0].heads, norm_of(draft.norm, dtype=dtype)
-        self._d2t = draft.d2t
+        self.to_target = partial(to_target, d2t=draft.d2t)
         if draft.lm_head is None:  # the base model's, in its precision
             self._head, self._head_dtype = base.lm_head, base.dtype
         else:
@@ -108,9 +110,6 @@ class PackedBlockRunner:
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """[n, H] → [n, V']."""
         return self._head(x.to(self._head_dtype))
-
-    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
-        return ids if self._d2t is None else ids + self._d2t[ids]
 
 
 def _pack_context(layers: Any, config: Any, dtype: torch.dtype) -> Linear:

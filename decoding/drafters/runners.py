@@ -3,6 +3,7 @@
 Packed layers are fused and in bfloat16 if the CPU supports it, since a draft's precision affects the acceptance rate
 but not the output. Shapes: n positions, H hidden size of the base model, V' draft vocabulary."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from models.base import has_bfloat16
 from models.draft_layers import causal_mask
+from models.draft_vocabulary import to_target
 from models.runtime.attention import CacheView, SequenceView
 from models.runtime.cache import CacheBackend, KVCache
 from models.runtime.graphs import MaskLayout
@@ -79,7 +81,7 @@ class PackedRunner:
         self._norm = norm_of(draft.norm, dtype=dtype)
         self._norms_output = not self._fuses or draft.config.norm_output
         self._fused_norm = _fused_norm(draft, dtype) if self._fuses and draft.norms_features else None
-        self._d2t = draft.d2t
+        self.to_target = partial(to_target, d2t=draft.d2t)
         if self._fuses:
             self._head, self._head_dtype = pack_linear_inplace(draft, "lm_head", dtype), dtype
         else:  # the base model's, in its precision, because a fast base model's lm_head computes the final logits
@@ -137,10 +139,6 @@ class PackedRunner:
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """[n, H] → [n, V']."""
         return self._head((features if self._norms_output else self._norm(features)).to(self._head_dtype))
-
-    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
-        """Draft ids as token ids of the base model."""
-        return ids if self._d2t is None else ids + self._d2t[ids]
 
 
 def _fused_norm(draft: Any, dtype: torch.dtype) -> Norm:

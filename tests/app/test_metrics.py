@@ -85,6 +85,7 @@ def test_figures_are_those_of_the_rows(database: Settings) -> None:  # noqa: F81
 def test_frequent_requests_read_the_rows_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     original = workload.workload
+    # the real function runs; only its calls are counted
     monkeypatch.setattr(workload, "workload", lambda session: (calls.append(1), original(session))[1])
     collector = metric_rows(home, fresh=60)
     for _ in range(20):
