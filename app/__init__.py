@@ -12,7 +12,7 @@ def _no_source_file(_: object) -> str:
 
 
 _getfile, inspect.getfile = inspect.getfile, _no_source_file
-gc.disable()  # what is imported stays
+gc.disable()  # imported objects stay, so searching them is useless
 import gradio  # noqa: E402, F401
 
 inspect.getfile = _getfile

@@ -24,7 +24,7 @@ from tracking.logins import SECONDS, Sessions
 from tracking.names import check_user
 
 PAUSE = 0.5  # delay in seconds after a wrong password. Delays run one after another
-MOST_WAITING = 20  # with as many delays pending no password is checked: at most 1 / PAUSE attempts per second in total
+MOST_WAITING = 20  # pending delays; with more no password is checked: at most 1 / PAUSE attempts per second in total
 FORM_LIMIT = 4096
 LOGIN_FILES = ("tokens.css", "inter.woff2", "style.css", "early.js", "icon.svg")
 PUBLIC_PATHS = ("/healthz", "/readyz", "/login", "/logout", *(f"/ui/{name}" for name in LOGIN_FILES))

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from app.i18n import N_, t
-from app.paths import PAGES, PLACES
+from app.paths import PAGES, SECTIONS
 from app.widgets.formatting import ago
 from app.widgets.list_query import LONGEST, ListQuery, filtered_query
 from speculoos.settings import Settings
@@ -51,23 +51,23 @@ def results(settings: Settings, text: str) -> list[dict[str, str]]:
     """Entries that contain every word of `text`: name, kind, note and URL. Without words the pages and actions."""
     words = text.lower().split()
     fixed = [(t("Home"), t("Page"), PAGES["home"])]
-    for place, pages in PLACES.items():
+    for section, pages in SECTIONS.items():
         for page, label in pages.items():
-            fixed.append((t(place) if label == place else f"{t(place)}: {t(label)}", t("Page"), PAGES[page]))
+            fixed.append((t(section) if label == section else f"{t(section)}: {t(label)}", t("Page"), PAGES[page]))
     fixed += [(t(name), t("Action"), to) for name, to in ACTIONS.items()]
-    found = [
+    entries = [
         {"name": name, "kind": kind, "note": "", "to": to}
         for name, kind, to in fixed
         if all(word in name.lower() for word in words)
     ]
-    return found + (_rows(settings, text) if words else [])
+    return entries + (_rows(settings, text) if words else [])
 
 
 def _rows(settings: Settings, text: str) -> list[dict[str, Any]]:
-    found = []
+    entries = []
     with reading(settings) as session:
         for kind, (query, page) in ROWS.items():
             for row in session.scalars(filtered_query(query, ListQuery(search=text)).limit(MOST)):
                 to = f"{PAGES[page]}?id={row.id}"
-                found.append({"name": row.name, "kind": t(kind), "note": ago(row.created_at), "to": to})
-    return found
+                entries.append({"name": row.name, "kind": t(kind), "note": ago(row.created_at), "to": to})
+    return entries

@@ -259,7 +259,7 @@ def _data_id(suite: str) -> str:
     return "" if suite == BUILT_IN else suite
 
 
-def whole(label: str, value: str | None) -> int | None:
+def whole_number(label: str, value: str | None) -> int | None:
     """Parse a whole number of 0 or more; None if the box is empty. Raises BadInput."""
     text = str(value or "").strip()
     if not text:

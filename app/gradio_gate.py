@@ -119,10 +119,10 @@ class GradioGate:
         return response
 
     async def _tracker(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Blanks in place of FRAMES keep the script's length and its `etag`."""
+        """Replaces FRAMES with blanks, so that the script keeps its length and its `etag`."""
         headers = [(k, v) for k, v in scope["headers"] if k.lower() not in (b"accept-encoding", b"range")]
         response = await whole_response(self.app, {**scope, "headers": headers}, receive)
-        response.body = FRAMES.sub(lambda found: b" " * len(found[0]), response.body)
+        response.body = FRAMES.sub(lambda match: b" " * len(match[0]), response.body)
         await response(scope, receive, send)
 
     async def _page(self, scope: dict[str, Any], receive: Any, path: str) -> Response:
@@ -213,8 +213,8 @@ def _as_attachment(send: Any) -> Any:
     async def add(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             headers = [(k, v) for k, v in message["headers"] if k.lower() != b"content-disposition"]
-            own = [(b"content-disposition", b"attachment"), (b"content-security-policy", b"sandbox")]
-            message = {**message, "headers": [*headers, *own]}
+            added = [(b"content-disposition", b"attachment"), (b"content-security-policy", b"sandbox")]
+            message = {**message, "headers": [*headers, *added]}
         await send(message)
 
     return add

@@ -25,8 +25,8 @@ _language: ContextVar[str] = ContextVar("language", default="en")
 
 def t(text: str, **values: Any) -> str:
     """`text` in the language of the current request. `values` replace its `{names}`."""
-    found = _catalogue(_language.get()).gettext(text) if text else ""
-    return found.format(**values) if values else found
+    translation = _catalogue(_language.get()).gettext(text) if text else ""
+    return translation.format(**values) if values else translation
 
 
 def plural(one: str, many: str, n: int, **values: Any) -> str:
@@ -56,12 +56,12 @@ def in_language(tag: str) -> Iterator[None]:
 
 def script_messages() -> dict[str, str]:
     """English text → translation, of the texts of the scripts (app/static/dom.js: t)."""
-    found: dict[str, str] = {}
-    for one in _messages(language()) if language() != "en" else ():
-        if one.id and any(file.startswith("app/static/") for file, _ in one.locations):
-            texts, translated = ([value] if isinstance(value, str) else value for value in (one.id, one.string))
-            found |= {texts[0]: translated[0], texts[-1]: translated[-1]}  # a message may have plural forms
-    return {text: translation for text, translation in found.items() if translation}
+    translations: dict[str, str] = {}
+    for message in _messages(language()) if language() != "en" else ():
+        if message.id and any(file.startswith("app/static/") for file, _ in message.locations):
+            texts, translated = ([value] if isinstance(value, str) else value for value in (message.id, message.string))
+            translations |= {texts[0]: translated[0], texts[-1]: translated[-1]}  # a message may have plural forms
+    return {text: translation for text, translation in translations.items() if translation}
 
 
 @lru_cache(maxsize=1000)
@@ -69,8 +69,8 @@ def preferred(cookie: str, accepted: str) -> str:
     """The language of `cookie`, or the first in the header Accept-Language that has a catalogue; otherwise English."""
     for name in (cookie, *(part.partition(";")[0].strip() for part in accepted.split(","))):
         main = name.lower().partition("-")[0]
-        if found := next((tag for tag in LANGUAGES if tag.partition("-")[0] == main), ""):
-            return found
+        if language_tag := next((tag for tag in LANGUAGES if tag.partition("-")[0] == main), ""):
+            return language_tag
     return "en"
 
 

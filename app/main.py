@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 if __name__ == "__main__":
-    gc.disable()  # until it serves: what imports and pages create stays, and searching it takes a second
+    gc.disable()  # until it serves: imports and pages create objects that stay, and searching them takes a second
 
 import gradio as gr
 import uvicorn

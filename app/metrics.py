@@ -115,7 +115,7 @@ class RequestTimes:
 
 def route_names(pages: Collection[str], routes: Iterable[BaseRoute]) -> Callable[[dict[str, Any]], str]:
     """A function that returns a request's route template, so that the number of labels is bounded."""
-    own = [route for route in routes if isinstance(route, APIRoute)]
+    api_routes = [route for route in routes if isinstance(route, APIRoute)]
 
     def name(scope: dict[str, Any]) -> str:
         path = scope["path"]
@@ -124,9 +124,9 @@ def route_names(pages: Collection[str], routes: Iterable[BaseRoute]) -> Callable
         if path.startswith("/ui/"):
             return "/ui"
         if path.startswith(GRADIO):
-            known = path.removeprefix(GRADIO)
-            return GRADIO + next((route for route in GRADIO_ROUTES if known.startswith(route)), "other")
-        return next((route.path for route in own if route.matches(scope)[0] != Match.NONE), "other")
+            gradio_path = path.removeprefix(GRADIO)
+            return GRADIO + next((route for route in GRADIO_ROUTES if gradio_path.startswith(route)), "other")
+        return next((route.path for route in api_routes if route.matches(scope)[0] != Match.NONE), "other")
 
     return name
 

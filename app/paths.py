@@ -1,4 +1,4 @@
-"""Paths of the pages, and the six places of the navigation that they belong to."""
+"""Paths of the pages, and the six sections of the navigation."""
 
 from app.i18n import N_
 
@@ -20,7 +20,7 @@ PAGES = {
     "storage": "/settings/storage",
 }
 """Name of a page, that of its module in `app/pages/` → its path."""
-PLACES = {
+SECTIONS = {
     N_("Playground"): {"playground": N_("Chat"), "compare": N_("Compare")},
     N_("Models"): {"models": N_("Base models"), "checkpoints": N_("Drafts"), "servers": N_("Servers")},
     N_("Data"): {"data": N_("Data")},
@@ -34,12 +34,12 @@ PLACES = {
     N_("Results"): {"evaluations": N_("Results")},
     N_("Settings"): {"settings": N_("Settings"), "storage": N_("Storage")},
 }
-"""Place → its pages and their tabs; the first page is where the place's link leads."""
+"""Section → its pages and their tabs. The link of a section opens its first page."""
 NEEDS_ROWS = ("trainings",)  # pages without a tab while another page is open: their URL names the rows to show
 MOVED = ("compare", "checkpoints", "jobs", "train", "experiments", "trainings", "evaluations", "storage")
 """Pages whose path was `/` and their name in version 0.1. These paths redirect."""
 
 
-def place_of(page: str) -> str:
-    """The place of a page; "" for Home."""
-    return next((place for place, pages in PLACES.items() if page in pages), "")
+def section_of(page: str) -> str:
+    """The section of a page; "" for Home."""
+    return next((section for section, pages in SECTIONS.items() if page in pages), "")

@@ -88,7 +88,7 @@ def head() -> str:
 def template(name: str, /, **values: str) -> str:
     """A document of `static/` with `values`, which are HTML, in place of its `[[names]]`."""
     text = (STATIC / name).read_text(encoding="utf-8")
-    return re.sub(r"\[\[(\w+)\]\]", lambda found: values[found[1]], text)
+    return re.sub(r"\[\[(\w+)\]\]", lambda match: values[match[1]], text)
 
 
 def modules() -> list[str]:
@@ -108,7 +108,7 @@ def _version() -> str:
 
 
 class Static(StaticFiles):
-    """Serves `static/`, ignoring the version folder of a path; browsers keep what they get from there."""
+    """Serves `static/`, ignoring the version folder of a path; browsers cache files with that folder permanently."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

@@ -39,8 +39,8 @@ class Uploads:
     def _parts(self, path: str) -> tuple[str, str] | None:
         """(folder, name) of `<uploads>/<folder>/<name>`; None for everything else."""
         folder, _, name = path.removeprefix(f"{self.folder}/").partition("/")
-        whole = path == f"{self.folder}/{folder}/{name}" and FOLDER.fullmatch(folder)
-        return (folder, name) if whole and name and "/" not in name and name[0] != "." and "\0" not in name else None
+        valid = path == f"{self.folder}/{folder}/{name}" and FOLDER.fullmatch(folder)
+        return (folder, name) if valid and name and "/" not in name and name[0] != "." and "\0" not in name else None
 
     def _marker(self, session: str, folder: str) -> Path:
         digest = hmac.new(self._key, f"upload {folder} {session}".encode(), "sha256").hexdigest()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from app.widgets.charts import Points, Scale, padded_range, tick_words, ticks
+from app.widgets.charts import Points, Scale, padded_range, tick_labels, ticks
 from app.widgets.text import safe, tag
 
 WIDTH, HEIGHT = 760, 400
@@ -38,7 +38,7 @@ def _grid(x: Scale, y: Scale, across: str) -> list[str]:
     drawn = [
         tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y(row):.1f}", y2=f"{y(row):.1f}", stroke=GRID) for row in rows
     ]
-    labels = zip(rows, tick_words(rows, False), strict=True)
+    labels = zip(rows, tick_labels(rows, False), strict=True)
     drawn += [_text(LEFT - 8, y(row) + 4, words, text_anchor="end") for row, words in labels]
     drawn += [_text(x(value), HEIGHT - BOTTOM + 20, f"{value:g}", text_anchor="middle") for value in columns]
     return [*drawn, _text(WIDTH - RIGHT, HEIGHT - 10, across, text_anchor="end")]

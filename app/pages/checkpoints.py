@@ -12,7 +12,7 @@ from app import visitor
 from app.i18n import N_, t
 from app.paths import PAGES
 from app.views import checkpoint_rows, export_rows, manage
-from app.views.choices import data_words
+from app.views.choices import dataset_label
 from app.views.draft_form import AddDraft
 from app.views.job_forms import JobForm
 from app.views.served import default_engine
@@ -47,8 +47,8 @@ def hint(session: Session, query: Mapping[str, str]) -> str:
     base = session.get(Base, query.get("of", ""))
     if base is None:
         return ""
-    words = t("Only drafts of “{name}” are listed.", name=base.name)
-    return notice(words, "info", PAGES["checkpoints"], t("Show all"))
+    sentence = t("Only drafts of “{name}” are listed.", name=base.name)
+    return notice(sentence, "info", PAGES["checkpoints"], t("Show all"))
 
 
 LISTED = checkpoint_rows.checkpoints_table
@@ -147,7 +147,7 @@ def replay_request(settings: Settings, checkpoint_id: str, dataset_id: str | Non
 def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
     """(label, id) of the datasets with responses of the checkpoint's base."""
     rows = queries.datasets(session, "conversations", ready_only=True)
-    return [(data_words(data), data.id) for data in rows if data.base_id == row.base_id]
+    return [(dataset_label(data), data.id) for data in rows if data.base_id == row.base_id]
 
 
 def build(settings: Settings) -> None:

@@ -80,14 +80,14 @@ def opening(
 ) -> tuple[list[str], str, TurnOptions]:
     """Initial targets, prompt and options: those of the comparison or the query in the URL; by
     default the first two targets, which are plain decoding of the first base and its best draft or prompt lookup."""
-    known = [value for _, value in choices]
+    known_values = [value for _, value in choices]
     with reading(settings) as session:
         columns = runs.group_runs(session, query.get("comparison", ""))
     if not columns:
-        chosen = [v for v in query.get("models", "").split(",") if v in known]
+        chosen = [v for v in query.get("models", "").split(",") if v in known_values]
         options_in_url = TurnOptions(tree=query.get("tree", "")[: trees.MAX_CHARACTERS])
-        return chosen or known[:2], query.get("prompt", "")[:2000], options_in_url
-    values = [value for run in columns if (value := targets.value_of(run)) in known]
+        return chosen or known_values[:2], query.get("prompt", "")[:2000], options_in_url
+    values = [value for run in columns if (value := targets.value_of(run)) in known_values]
     used = [TurnOptions.of(run.request) for run in columns]
     prompt = columns[0].request["messages"][-1]["content"]
     return values, prompt, next((options for options in used if options.speculation()), used[0])

@@ -209,12 +209,12 @@ class RowsBrowser:
         """Values of `live`: the rows after the last of `positions` (the pages shown before), and the paging buttons."""
         if data.state == "ready" and (waits := arrivals.download_notice(session, self.settings, data)):
             return [notice(waits, "info"), gr.Button(visible=False), gr.Button(visible=False), ""]
-        known = positions.split(",")[:MAX_PAGES] if positions else []
+        shown = positions.split(",")[:MAX_PAGES] if positions else []
         folder = arrivals.files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id
-        rows = data_rows.rows_from(folder, known[-1] if known else "", search[:MAX_SEARCH_LENGTH])
-        masks = {} if search.strip() or known else data_rows.masked_rows(folder)
+        rows = data_rows.rows_from(folder, shown[-1] if shown else "", search[:MAX_SEARCH_LENGTH])
+        masks = {} if search.strip() or shown else data_rows.masked_rows(folder)
         html = data_view.preview(rows.rows, masks, search)
         if not rows.whole:
             early = t("Searched {size} MB; “Next” continues the search.", size=data_rows.MOST_READ >> 20)
             html += tag("p", safe(early), class_="sp-lead")
-        return [html, gr.Button(visible=bool(known)), gr.Button(visible=bool(rows.next)), ",".join([*known, rows.next])]
+        return [html, gr.Button(visible=bool(shown)), gr.Button(visible=bool(rows.next)), ",".join([*shown, rows.next])]

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.i18n import N_, plural, t
 from app.views import job_rows, job_view
-from app.views.checkpoint_rows import method_words
+from app.views.checkpoint_rows import method_title
 from app.views.leaderboard import figure_cell
 from app.views.manage import build_list, note_line
 from app.views.trainings_view import comparison_url, evaluations_by_setting, held_out_of, labels, settings_of, tokens_of
@@ -151,9 +151,9 @@ def figures_table(
     for name, training in zip(labels(runs), runs, strict=True):
         row, seen = measured.get(training.job.id), tokens.get(training.job.id)
         to = f"/models/drafts?id={training.checkpoint.id}" if training.checkpoint else f"/runs?id={training.job.id}"
-        words = (training.data, f"{seen:,.0f}" if seen else "–", figure(held_out.get(training.job.id)))
+        texts = (training.data, f"{seen:,.0f}" if seen else "–", figure(held_out.get(training.job.id)))
         measures = [figure_cell(row, "tau", linked=True), figure_cell(row, "speedup", " ×", linked=True)]
-        rows.append([tag("a", safe(name), href=to, class_="sp-row-name"), *map(safe, words), *measures])
+        rows.append([tag("a", safe(name), href=to, class_="sp-row-name"), *map(safe, texts), *measures])
     note = tag("p", safe(t("Measured: {how}.", how=how)), class_="sp-hint sp-below") if how else ""
     return (
         table(
@@ -177,12 +177,12 @@ def learning_curve(
     """Chart of τ over tokens seen, a line per method and base model: τ as measured or, with fewer than two
     measurements, as expected on held-out conversations."""
     taus = {job_id: row.tau for job_id, row in measured.items() if row.tau is not None}
-    name, known = (t("measured"), taus) if len(taus) > 1 else (t("held out, greedy chain"), held_out)
+    name, taus_shown = (t("measured"), taus) if len(taus) > 1 else (t("held out, greedy chain"), held_out)
     lines: dict[str, list[tuple[float, float]]] = {}
     for training in runs:
-        seen, tau = tokens.get(training.job.id), known.get(training.job.id)
+        seen, tau = tokens.get(training.job.id), taus_shown.get(training.job.id)
         if seen and tau is not None:
-            method = method_words(str((training.job.request or {}).get("method") or "")) or t("Training runs")
+            method = method_title(str((training.job.request or {}).get("method") or "")) or t("Training runs")
             line = t("{method} for {base}", method=method, base=training.base.name) if training.base else method
             lines.setdefault(line, []).append((seen, tau))
     ordered = {line: sorted(points) for line, points in lines.items()}

@@ -108,11 +108,11 @@ class GuidedPage:
         """What a run of this budget measures, and whether its draft can be exported."""
         with reading(self.settings) as session:
             base = session.get(Base, base_id or "")
-        words = ""
+        sentences = ""
         if BUDGETS.get(budget, 0) <= SHORT:
-            words = t("Short responses of up to {max_tokens} tokens.", max_tokens=SHORT_ANSWERS["max_tokens"]) + " "
-            words += t("Evaluation: {limit} questions of up to {max_tokens} tokens.", **SHORT_QUESTIONS)
-        html = tag("p", safe(words), class_="sp-hint")
+            sentences = t("Short responses of up to {max_tokens} tokens.", max_tokens=SHORT_ANSWERS["max_tokens"]) + " "
+            sentences += t("Evaluation: {limit} questions of up to {max_tokens} tokens.", **SHORT_QUESTIONS)
+        html = tag("p", safe(sentences), class_="sp-hint")
         if base and not can_export(base):
             text = t(
                 "No export: servers load EAGLE-3 drafts of base models with {n} or more layers.", n=EXPORTED_LAYERS

@@ -95,13 +95,13 @@ def result(session: Session) -> str:
     """The latest draft that was trained here, with its verdict and next steps; "" if there is none."""
     trained = select(Checkpoint, Job).join(Job, Checkpoint.job_id == Job.id)
     trained = trained.where(Job.kind == "train", Job.state == JobState.SUCCEEDED, Checkpoint.state == "ready")
-    found = session.execute(trained.order_by(Checkpoint.created_at.desc()).limit(1)).one_or_none()
-    if found is None:
+    row = session.execute(trained.order_by(Checkpoint.created_at.desc()).limit(1)).one_or_none()
+    if row is None:
         return ""
-    checkpoint, job = found
+    checkpoint, job = row
     jobs = jobs_of(session, job.experiment_id) if job.experiment_id else [job]
-    own = [each for each in jobs if each.id == job.id or each.request.get("checkpoint_id") == checkpoint.id]
+    draft_jobs = [each for each in jobs if each.id == job.id or each.request.get("checkpoint_id") == checkpoint.id]
     name = tag("h2", t("Latest draft"), class_="sp-section") + row_note(checkpoint.name)
     html = tag("div", name, class_="sp-detail-head")
-    html += guided_view.draft_result(session, job, checkpoint, own)
+    html += guided_view.draft_result(session, job, checkpoint, draft_jobs)
     return tag("section", html, class_="sp-stack", aria_label=t("Latest draft"))

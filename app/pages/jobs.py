@@ -144,18 +144,18 @@ class JobPanel:
 
     @show_errors()
     def _act(self, action: Any, job_id: str) -> str:
-        """No message on success: the head of the page tells the new state."""
+        """No message on success: the head of the page shows the new state."""
         action(job_id, self.settings)
         return ""
 
     def live_view(self, session: Session, job: Job) -> list[Any]:
         state = JobState(job.state)
-        word, is_part = t("Retry") if state == JobState.FAILED else t("Resume"), bool(job.parent_id)
+        label, is_part = t("Retry") if state == JobState.FAILED else t("Resume"), bool(job.parent_id)
         charts = metrics_view.charts(reports.sampled_metrics(session, job.id, excluded_prefix=reports.COUNTER_PREFIX))
         return [
             head(session, job) + served.part(session, self.settings, job),
             gr.Button(visible=not is_part and state not in FINISHED, interactive=not job.cancel_requested),
-            gr.Button(word, visible=not is_part and state.can_become(JobState.QUEUED)),
+            gr.Button(label, visible=not is_part and state.can_become(JobState.QUEUED)),
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
             samples(session, job),
             job_rows.log_lines(reports.logs(session, job.id, limit=300)),
@@ -206,37 +206,37 @@ def no_charts(job: Job) -> str:
 
 
 def status_line(session: Session, job: Job) -> str:
-    """One notice: the job's state and, if it succeeded, what it made."""
-    waits = job_rows.waits_words(listing.Queues(session), job)
-    made = outcomes(session, job) if job.state == JobState.SUCCEEDED else ()
-    return job_view.banner(job, waits, made, tree_view.verdict_tone(job.result or {}))
+    """One notice: the job's state and, if it succeeded, its results."""
+    waits = job_rows.wait_text(listing.Queues(session), job)
+    results = outcomes(session, job) if job.state == JobState.SUCCEEDED else ()
+    return job_view.banner(job, waits, results, tree_view.verdict_tone(job.result or {}))
 
 
 def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
-    """(sentence, URL, words of the link) of everything that the job made."""
-    found = []
+    """(sentence, URL, link text) of everything that the job created."""
+    entries = []
     for kind, sentence, page_name in OUTPUTS:
         for row in session.scalars(select(kind).where(kind.job_id == job.id, kind.state == "ready")):
-            link, words = f"{PAGES[page_name]}?id={row.id}", t("Open")
+            link, link_text = f"{PAGES[page_name]}?id={row.id}", t("Open")
             if kind is Checkpoint:
                 base = session.get_one(Base, row.base_id)
-                link, words = model_link("playground", base.name, row.name), t("Open in Playground")
-            found.append((t(sentence, name=row.name), link, words))
-    if job.kind == "train" and not found:
-        found.append((t("Its draft was deleted."), "", ""))
+                link, link_text = model_link("playground", base.name, row.name), t("Open in Playground")
+            entries.append((t(sentence, name=row.name), link, link_text))
+    if job.kind == "train" and not entries:
+        entries.append((t("Its draft was deleted."), "", ""))
     if job.kind == "replay":
         for number, chat in enumerate(job.result.get("chats") or (), 1):
-            found.append(
+            entries.append(
                 (t("Response {number}, replayed.", number=number), f"/playground?chat={chat}", t("Open in Playground"))
             )
     if job.kind in ("evaluate", "replay", "prove"):
         to = f"/results?id={job.request.get('evaluation_id', '')}"
-        found.append((t("The evaluation is stored."), to, t("Open the evaluation")))
+        entries.append((t("The evaluation is stored."), to, t("Open the evaluation")))
     if job.kind == "tune":
-        words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
+        sentences = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))
         to = f"/models/drafts?id={job.request.get('checkpoint_id', '')}"
-        found.append((" ".join(str(each) for each in words if each), to, t("Open the draft")))
-    return found
+        entries.append((" ".join(str(each) for each in sentences if each), to, t("Open the draft")))
+    return entries
 
 
 def download_link(session: Session, job: Job) -> str:

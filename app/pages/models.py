@@ -47,7 +47,7 @@ from tracking.tables import Base, Job
 from workers.jobs.requests import Quantize
 from workers.jobs.submit import submit
 
-SOURCE_WORDS = {"folder": N_("local folder"), "gguf": N_("GGUF file"), "quantized": N_("quantized here")}
+SOURCE_NAMES = {"folder": N_("local folder"), "gguf": N_("GGUF file"), "quantized": N_("quantized here")}
 """Source of a model → its name, if it is another; `starter` and `hub` are theirs."""
 DRAFTS_LISTED, DRAFTS_SHOWN = 5, 50
 """Maximum number of drafts of a model in the list and on its page."""
@@ -65,8 +65,8 @@ def table(session: Session, list_query: ListQuery, offset: str = "") -> str:
     """A page of the list of models."""
     shown = page_of(session, filtered_query(queries.listed(Base), list_query), offset)
     if not shown.rows:
-        begin = t("Add one above: a Hub id, a folder, a GGUF file or the starter model.")
-        return empty_list_html(list_query, "model", begin)
+        how_to_add = t("Add one above: a Hub id, a folder, a GGUF file or the starter model.")
+        return empty_list_html(list_query, "model", how_to_add)
     drafts = checkpoint_rows.drafts_of(session, [base.id for base in shown.rows], DRAFTS_LISTED)
     listed = "".join(card(base, drafts.get(base.id, "")) for base in shown.rows)
     return tag("div", listed, class_="sp-models") + pager("models", shown, list_query)
@@ -86,7 +86,7 @@ def build(settings: Settings) -> None:
 
 def build_add(settings: Settings) -> None:
     with closed_accordion(t("Add a model"), elem_id="models-add", elem_classes="sp-action"):
-        sources = [(t(words), kind) for kind, words in SOURCES.items()]
+        sources = [(t(label), kind) for kind, label in SOURCES.items()]
         source = gr.Radio(sources, value="hub", label=t("Source"), elem_id="models-source")
         with gr.Row():
             placeholder, info = HINTS["hub"]
@@ -146,7 +146,7 @@ class ModelPanel:
 
 def card(base: Base, drafts: str) -> str:
     """A model of the list with the table of its `drafts`."""
-    marks = state_badge(base) + badge(t(SOURCE_WORDS.get(base.source, base.source)))
+    marks = state_badge(base) + badge(t(SOURCE_NAMES.get(base.source, base.source)))
     name = pick("models", base.id, safe(base.name), class_="sp-card-title") + tag("span", marks)
     lines = tag("div", name, class_="sp-detail-head") + tag("div", safe(line(base)), class_="sp-card-line")
     if base.note:
@@ -194,7 +194,7 @@ def methods(base: Base) -> str:
     rows = ""
     for name, reason in ((base.card or {}).get("methods") or {}).items():
         mark = badge(t("Incompatible"), "bad") if reason else badge(t("Compatible"), "good")
-        rows += tag("li", mark + tag("b", safe(checkpoint_rows.method_words(name))) + tag("span", safe(reason)))
+        rows += tag("li", mark + tag("b", safe(checkpoint_rows.method_title(name))) + tag("span", safe(reason)))
     return tag("ul", rows, class_="sp-methods") if rows else ""
 
 
@@ -229,7 +229,7 @@ def details(base: Base) -> str:
             (t("Multi-token prediction"), own_layers(card)),
             (t("Chat template"), template),
             (t("License"), card.get("licence") or (t("not stated") if card else "")),
-            (t("Source"), f"{t(SOURCE_WORDS.get(base.source, base.source))}: {base.location}"),
+            (t("Source"), f"{t(SOURCE_NAMES.get(base.source, base.source))}: {base.location}"),
             (t("Folder"), base.path),
             (t("Weights sha256"), base.weights_sha256),
             (t("Tokenizer sha256"), base.tokenizer_sha256),

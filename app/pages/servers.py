@@ -67,7 +67,7 @@ def _form(settings: Settings) -> JobForm:
         more = setting_rows((o for name, o in options.items() if name not in MAIN), lambda name: f"servers-{name}")
     fields = {"model": model, "engine": engine, "tokens": tokens, **more}
     form = JobForm(settings, "servers", t("Start server"), fields, serve_request)
-    form.keep()
+    form.keep_in_url()
     return form
 
 

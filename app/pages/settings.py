@@ -103,8 +103,8 @@ def build_general(settings: Settings) -> None:
 def language_choice(request: gr.Request) -> str:
     """The languages, by their own names; static/shell.js stores the chosen one."""
     chosen, options = request.cookies.get(COOKIE, ""), ""
-    for name, words in {"": t("Browser's language"), **LANGUAGES}.items():
-        options += tag("option", safe(words), value=name, selected=name == chosen)
+    for name, label in {"": t("Browser's language"), **LANGUAGES}.items():
+        options += tag("option", safe(label), value=name, selected=name == chosen)
     return tag("select", options, class_="sp-small-button", data_sp="language", aria_label=t("Language"))
 
 
@@ -121,7 +121,7 @@ SECTIONS = {
     "retention": (N_("Retention"), RulesForm),
     "environment": (N_("Environment"), build_environment),
 }
-"""Section of the page → title, and what makes its components."""
+"""Section of the page → title, and the function or class that creates its components."""
 
 
 def health_table(settings: Settings) -> str:
@@ -132,13 +132,13 @@ def health_html(parts: Mapping[str, HealthPart]) -> str:
     failed = [name for name, part in parts.items() if not part.ok]
     hints = Counter(part.hint for part in parts.values() if part.hint)
     shared = " ".join(hint for hint, times in hints.items() if times > 1)
-    words = t("Failed: {names}. {hints}", names=", ".join(failed), hints=shared)
-    top = notice(words, "bad") if failed else notice(t("All checks passed."), "good")
+    sentence = t("Failed: {names}. {hints}", names=", ".join(failed), hints=shared)
+    top = notice(sentence, "bad") if failed else notice(t("All checks passed."), "good")
     rows = []
     for name, part in sorted(parts.items(), key=lambda item: item[1].ok):
         mark = badge(t("OK"), "good") if part.ok else badge(t("failed"), "bad")
-        own = hints[part.hint] == 1
-        hint = tag("span", safe_with_code(" " + part.hint), class_="sp-row-note") if own else ""
+        is_unique = hints[part.hint] == 1
+        hint = tag("span", safe_with_code(" " + part.hint), class_="sp-row-note") if is_unique else ""
         rows.append([mark, safe(name), safe(part.detail) + hint])
     return tag("div", top + table([t("State"), t("Check"), t("Result")], rows, t("Health")), class_="sp-stack")
 
@@ -171,10 +171,10 @@ def limits(settings: Settings) -> str:
             row = [t(LABELS[each.name]), t("set") if value else t("not set"), f"{variable}_FILE=/path/of/a/file"]
         (others if value == default else changed).append(row)
     html = _environment(changed) if changed else tag("p", t("Every setting has its default."), class_="sp-lead")
-    words = plural("{n} setting at its default", "{n} settings at their defaults", len(others))
-    return html + fold(words, _environment(others))
+    title = plural("{n} setting at its default", "{n} settings at their defaults", len(others))
+    return html + fold(title, _environment(others))
 
 
 def _environment(rows: Sequence[Sequence[str]]) -> str:
-    cells = [[safe(words), safe(value), tag("code", safe(line))] for words, value, line in rows]
+    cells = [[safe(label), safe(value), tag("code", safe(line))] for label, value, line in rows]
     return table([t("Setting"), t("Value"), t("Environment")], cells, t("Environment"), True, {t("Environment")})

@@ -81,7 +81,7 @@ class StoragePage:
         section(t("Largest items"), t("Each opens on its own page, where it can be deleted."))
         things = live("storage-things")
         section(t("Leftovers"), t("Files in the home folder that are unused and unchanged for a day."))
-        left = block(elem_id="storage-leftovers")
+        leftovers_block = block(elem_id="storage-leftovers")
         with gr.Row(elem_classes="sp-buttons"):
             sweep = gr.Button(t("Delete leftovers …"), elem_id="storage-sweep", **SMALL)
         warning = notice(t("They are deleted permanently. Nothing on these pages uses them."), "warn")
@@ -90,7 +90,7 @@ class StoragePage:
         measure.click(self.count, None, overview, **QUIET)
         sweep.click(lambda: gr.Column(visible=True), None, dialog, **QUIET)
         confirm.click(self.sweep, None, [message, dialog], **QUIET)
-        drawn = [seen, overview, parts, things, left, message, last_round]
+        drawn = [seen, overview, parts, things, leftovers_block, message, last_round]
         on_load(self.draw, drawn)
         gr.Timer(POLL_SECONDS).tick(self.poll, seen, drawn, **QUIET)  # sizes and tasks are not in rows
 
@@ -99,10 +99,10 @@ class StoragePage:
         survey = self.surveys.get()
         tail = [self.chore.message, self.round_html()]
         if survey is None:
-            words = self.surveys.problem or t(MEASURING)
-            return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
-        left = leftovers(survey.leftovers, str(self.settings.home))
-        return [self.signature(), overview_tiles(survey), parts_table(survey), rows_table(survey), left, *tail]
+            message = self.surveys.problem or t(MEASURING)
+            return [self.signature(), tag("p", safe(message), class_="sp-lead"), "", "", "", *tail]
+        leftover_html = leftovers(survey.leftovers, str(self.settings.home))
+        return [self.signature(), overview_tiles(survey), parts_table(survey), rows_table(survey), leftover_html, *tail]
 
     def poll(self, seen: str) -> Any:
         """Values of `drawn` if something changed since `seen`."""
@@ -131,9 +131,9 @@ class StoragePage:
         """Run `action` in the background, then measure again."""
 
         def work() -> str:
-            words = retention.describe(action(self.settings))
+            deleted_text = retention.describe(action(self.settings))
             self.surveys.count()
-            return t("Deleted {words}.", words=words) if words else nothing
+            return t("Deleted {words}.", words=deleted_text) if deleted_text else nothing
 
         self.chore.start(what, work)
         return self.chore.message
@@ -212,8 +212,8 @@ def leftovers(items: Sequence[Leftover], home: str) -> str:
         return tag("p", t("No leftovers: every file in the home folder is in use."), class_="sp-lead")
     rows = []
     for item in items[:SHOWN_LEFTOVERS]:
-        words = (str(item.path).removeprefix(home + "/"), size(item.bytes), ago(item.changed))
-        rows.append([*map(safe, words)])
+        texts = (str(item.path).removeprefix(home + "/"), size(item.bytes), ago(item.changed))
+        rows.append([*map(safe, texts)])
     columns = [t("Path"), t("Size"), t("Last changed")]
     count = largest(len(rows), len(items))
     return table(columns, rows, t("Leftovers"), True, columns[1:], count=count)
@@ -223,8 +223,12 @@ def last_cleanup(row: Preference | None) -> str:
     if row is None:
         return notice(t("No cleanup yet. The reconciler cleans up within an hour after it starts."), "info")
     removed = row.value.get("removed", {})
-    words = ", ".join(f"{part['count']:,} {name}" for name, part in removed.items())
+    removed_text = ", ".join(f"{part['count']:,} {name}" for name, part in removed.items())
     when = ago(datetime.fromisoformat(row.value["removed_at"])) if row.value.get("removed_at") and removed else ""
     last = t("Last cleanup {when}.", when=ago(row.updated_at))
-    more = t("Last removed {when}: {words}.", when=when, words=words) if words else t("Nothing removed so far.")
+    more = (
+        t("Last removed {when}: {words}.", when=when, words=removed_text)
+        if removed_text
+        else t("Nothing removed so far.")
+    )
     return notice(f"{last} {more}", "info")

@@ -11,7 +11,7 @@ from app.i18n import t
 from app.links import GO
 from app.views import choices
 from app.views.train_settings import SettingControls
-from app.views.trainings_view import value_words
+from app.views.trainings_view import value_text
 from app.views.verdict import BEST_METHOD
 from app.widgets.elements import (
     QUIET,
@@ -164,9 +164,9 @@ class TrainPage:
             "experiment": experiment_of(session, query),
             "measure": query.get("measure") != "false",
         }
-        known = {"base": bases, "data": sets, "recipe": recipe_choices(initial.method)}
-        known["experiment"] = experiments.names(session)
-        dropdowns = {name: gr.Dropdown(options, value=values[name]) for name, options in known.items()}
+        options_of = {"base": bases, "data": sets, "recipe": recipe_choices(initial.method)}
+        options_of["experiment"] = experiments.names(session)
+        dropdowns = {name: gr.Dropdown(options, value=values[name]) for name, options in options_of.items()}
         reviewed = self.review_now(*(values[name] for name in self.fields))
         groups, note = self.advanced.show(initial.method), method_note(initial.method)
         values |= dropdowns
@@ -217,8 +217,8 @@ def in_line(error: SpeculoosError) -> str:
 
 def step(number: int, title: str, text: str) -> None:
     mark = tag("span", safe(number), class_="sp-step-number", aria_hidden="true")
-    words = tag("h2", safe(title)) + tag("p", safe(text), class_="sp-lead")
-    block(tag("div", mark + tag("div", words), class_="sp-step-head"))
+    texts = tag("h2", safe(title)) + tag("p", safe(text), class_="sp-lead")
+    block(tag("div", mark + tag("div", texts), class_="sp-step-head"))
 
 
 def method_note(method: str) -> str:
@@ -304,7 +304,7 @@ def review_box(settings: Settings, request: Train, name: str, experiment: str, m
         command = command_for(request, names(session), name, flags)
     config = request.config.to_json()
     chosen = [
-        f"{t(SETTINGS[name].label)} {value_words(config[name])}"
+        f"{t(SETTINGS[name].label)} {value_text(config[name])}"
         for name in REVIEWED
         if config.get(name) not in ("no", "", None, 0)
     ]

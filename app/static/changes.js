@@ -6,7 +6,7 @@ import { onElement } from "./shell.js";
 import { fetchJSON } from "./stream.js";
 
 const FIRST = 1000, GROWTH = 1.5;
-const MARK = " # ";  // app/widgets/list_page.py, DRAWN
+const MARK = " # ";  // app/widgets/list_page.py, SIGNATURE_SEPARATOR
 const field = (id) => (id && document.querySelector(`#${id} :is(input, textarea)`)?.value) || "";
 let page = null, bar = null, tag = "";
 let pause = FIRST, requestedAt = 0, timer = 0, requesting = false;
@@ -22,10 +22,10 @@ async function poll() {
   try {
     const id = field(page?.dataset.chosen);
     const query = new URLSearchParams({ page: page?.dataset.page || "", id, strip: tag });
-    const found = await fetchJSON(`/api/changes?${query}`);
-    maxPause = found.wait * 1000;
-    if (found.strip) drawStrip(found.strip);
-    changed = isStale(found.page, id);
+    const answer = await fetchJSON(`/api/changes?${query}`);
+    maxPause = answer.wait * 1000;
+    if (answer.strip) drawStrip(answer.strip);
+    changed = isStale(answer.page, id);
     if (changed) page.dispatchEvent(new CustomEvent("sp-stale", { bubbles: true }));
   } catch (error) {
     showProblem(error.message);
@@ -44,7 +44,7 @@ function isStale(signature, id) {
 function drawStrip(strip) {
   if (!bar) return;
   const focused = bar.contains(document.activeElement) && document.activeElement.getAttribute("href");
-  bar.innerHTML = strip.html;  // made by app/views/status_bar.py, with all texts escaped
+  bar.innerHTML = strip.html;  // from app/views/status_bar.py, with all texts escaped
   tag = strip.tag;
   window.speculoos.drawn("strip");
   if (focused) [...bar.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();

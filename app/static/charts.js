@@ -58,19 +58,19 @@ class Chart {
     mark.replaceChildren();
     if (at >= 0) {
       const step = this.steps[at], x = this.x(step), { names, points, percent, unit, across, styles } = this.data;
-      const found = names.map((name, i) => ({ name, style: styles[i], point: this.value(points[i], step) })).filter(({ point }) => point);
-      const values = found.map(({ name, point }) => `${name} ${format(point[1], percent)}${unit ? ` ${unit}` : ""}`);
+      const shown = names.map((name, i) => ({ name, style: styles[i], point: this.value(points[i], step) })).filter(({ point }) => point);
+      const values = shown.map(({ name, point }) => `${name} ${format(point[1], percent)}${unit ? ` ${unit}` : ""}`);
       tip.textContent = `${across} ${step.toLocaleString("en")}: ${values.join(", ")}`;
       mark.append(svg("line", { class: "sp-chart-line", x1: x, x2: x, y1: this.data.top, y2: this.data.bottom }),
-        ...found.map(({ style, point }) => svg("circle", { class: style, cx: this.x(point[0]), cy: this.y(point[1]), r: 4 })));
+        ...shown.map(({ style, point }) => svg("circle", { class: style, cx: this.x(point[0]), cy: this.y(point[1]), r: 4 })));
     }
     this.observer.takeRecords();
   }
 
   // The point of a line at `step`; with `near`, the closest one, within the range of the line.
   value(line, step) {
-    const own = line.find(([x]) => x === step);
-    if (own || !this.data.near || !line.length || step < line[0][0] || step > line.at(-1)[0]) return own;
+    const exact = line.find(([x]) => x === step);
+    if (exact || !this.data.near || !line.length || step < line[0][0] || step > line.at(-1)[0]) return exact;
     return line.reduce((best, point) => (Math.abs(point[0] - step) < Math.abs(best[0] - step) ? point : best));
   }
 

@@ -73,8 +73,8 @@ class ChatPage {
     for (const turn of this.turns.filter((other) => !ids.has(other.id))) { turn.stop?.(); turn.node.remove(); }
     this.turns = this.turns.filter((turn) => ids.has(turn.id));
     for (const view of views) {
-      const known = this.turns.find((other) => other.id === view.id);
-      if (known) known.showVersions(view.versions);
+      const existing = this.turns.find((other) => other.id === view.id);
+      if (existing) existing.showVersions(view.versions);
       else this.add(new Turn(view, this));
     }
     this.turns.forEach((turn, i) => turn.node.classList.toggle("sp-continued", Boolean(this.turns[i + 1]?.run.continues)));
@@ -153,7 +153,7 @@ class ChatPage {
     this.top = scrollTop;
   }
 
-  // How far the end of the last response is below what is in sight.
+  // Distance from the bottom of the visible area down to the end of the last response.
   below() {
     const last = this.turns.at(-1)?.node.getBoundingClientRect().bottom ?? -Infinity;
     return last + 12 - this.scroller.getBoundingClientRect().bottom;
@@ -172,7 +172,7 @@ class ChatPage {
     if (turn) this.send(turn, "/cancel");
   }
 
-  // Sends a request about a turn, below which an error is shown; undefined then.
+  // Sends a request about a turn. An error is shown below the turn; the result is then undefined.
   send(turn, path, method = "POST") { return fetchOrShow(turn.notes, `/api/runs/${turn.id}${path}`, method); }
 
   // `again`: repeat a noisy measurement.
@@ -229,7 +229,7 @@ class ChatPage {
     for (const turn of this.turns) turn.node.classList.remove("sp-edited");
   }
 
-  // The turns whose responses are one: that to a prompt, and its continuations up to `turn`.
+  // The turns that form one response: the turn with the prompt, and its continuations up to `turn`.
   parts(turn) {
     const shown = this.turns.slice(0, this.turns.indexOf(turn) + 1);
     return shown.slice(shown.findLastIndex((other) => !other.run.continues));

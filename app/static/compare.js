@@ -23,7 +23,7 @@ class Column extends LiveRun {
     this.notes = el("div", { class: "sp-column-notes" });
     const name = el("h2", {}, [trace.modelName(view), ...trace.draftingOptions(view.request)].join(" · "));
     const figures = el("dl", { class: "sp-column-figures" },
-      ...FIGURES.map(([key, name, word]) => el("div", {}, el("dt", {}, word ? term(word, name) : name), el("dd", {}, this.values[key]))));
+      ...FIGURES.map(([key, name, termKey]) => el("div", {}, el("dt", {}, termKey ? term(termKey, name) : name), el("dd", {}, this.values[key]))));
     this.node = el("section", { class: "sp-column", "data-run": view.id, "data-state": view.state }, el("header", {}, name, this.badge),
       figures, this.bars, this.match, this.notes, this.stream.node);
     this.showState(view.state);
@@ -52,10 +52,10 @@ class Column extends LiveRun {
 
   show(plain) {
     const now = this.now;
-    const known = !trace.isServer(this.run) && plain?.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
-    const noise = known && trace.noise(this.run.summary, plain.run.summary);
+    const comparable = !trace.isServer(this.run) && plain?.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
+    const noise = comparable && trace.noise(this.run.summary, plain.run.summary);
     if (noise && this.run.ended) this.showNoise(noise);
-    const speedup = known ? `${noise ? "≈ " : ""}${number(now.tokensPerSecond / plain.now.tokensPerSecond)}×` : "–";
+    const speedup = comparable ? `${noise ? "≈ " : ""}${number(now.tokensPerSecond / plain.now.tokensPerSecond)}×` : "–";
     const shown = { speed: number(now.tokensPerSecond, 1), tau: now.tokens ? number(now.tau) : "–", tokens: now.tokens || "–", speedup };
     for (const [key, text] of Object.entries(shown)) this.values[key].textContent = text;
     this.bars.replaceChildren(...(now.acceptance.length ? [trace.bars(now.acceptance)] : []));
@@ -103,12 +103,12 @@ class ComparePage {
     this.id = id;
     setAddress({ comparison: id });
     this.root.replaceChildren();
-    const found = await this.fetch(this.root);
-    if (!found || turn !== this.turn) return;
-    const order = found.columns.map((view) => view.created_at).sort();
-    this.columns = found.columns.map((view, i) => new Column(view, this, i, order.indexOf(view.created_at)));
+    const comparison = await this.fetch(this.root);
+    if (!comparison || turn !== this.turn) return;
+    const order = comparison.columns.map((view) => view.created_at).sort();
+    this.columns = comparison.columns.map((view, i) => new Column(view, this, i, order.indexOf(view.created_at)));
     delete this.root.dataset.finished;
-    this.prompt.textContent = found.columns[0].request.messages.at(-1).content;
+    this.prompt.textContent = comparison.columns[0].request.messages.at(-1).content;
     this.grid.replaceChildren(...this.columns.map((column) => column.node));
     this.grid.style.setProperty("--columns", this.columns.length);
     this.tools.replaceChildren(trace.legend());
@@ -136,11 +136,11 @@ class ComparePage {
   fetch(box, method) { return fetchOrShow(box, `/api/comparisons/${encodeURIComponent(this.id)}`, method); }
 
   async finish() {
-    const found = await this.fetch(this.tools);
-    if (!found) return;
-    const complete = found.columns.every((view) => view.state === "SUCCEEDED");
-    const missing = found.columns.findIndex((view) => view.state !== "SUCCEEDED");
-    found.columns.forEach((view, i) => {
+    const comparison = await this.fetch(this.tools);
+    if (!comparison) return;
+    const complete = comparison.columns.every((view) => view.state === "SUCCEEDED");
+    const missing = comparison.columns.findIndex((view) => view.state !== "SUCCEEDED");
+    comparison.columns.forEach((view, i) => {
       if (complete) this.columns[i].showMatch(view, this.plain === this.columns[0]);
       else if (i !== missing) this.columns[i].showMissing(missing);
     });
@@ -168,12 +168,12 @@ class ComparePage {
       const { records } = column.stream;
       column.stream.clear();
       let at = 0;
-      return { column, left: records.map((record) => ({ record, at: (at += record.ms.draft + record.ms.verify + record.ms.other) })) };
+      return { column, queue: records.map((record) => ({ record, at: (at += record.ms.draft + record.ms.verify + record.ms.other) })) };
     });
     const tick = () => {
       const now = performance.now() - startedAt;
-      for (const lane of lanes) while (lane.left.length && lane.left[0].at <= now) lane.column.stream.append(lane.left.shift().record);
-      if (lanes.some((lane) => lane.left.length)) requestAnimationFrame(tick);
+      for (const lane of lanes) while (lane.queue.length && lane.queue[0].at <= now) lane.column.stream.append(lane.queue.shift().record);
+      if (lanes.some((lane) => lane.queue.length)) requestAnimationFrame(tick);
       else { this.replay.disabled = false; this.finish(); }
     };
     requestAnimationFrame(tick);

@@ -1,6 +1,6 @@
 // Helpers of all scripts: elements, texts, numbers, the URL of the page.
 // Texts of users and models enter the page as textContent, never as markup.
-// The translation of an English text, with `values` in place of its {names} (app/i18n.py, in the page's head).
+// The translation of an English text, whose {names} are replaced by `values` (app/i18n.py, in the page's head).
 const messages = JSON.parse(document.getElementById("messages")?.textContent || "{}");
 export const t = (text, values = {}) => (messages[text] || text).replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
 
@@ -45,8 +45,8 @@ export function notice(text, tone) {
     el("span", { class: "sp-sign", "aria-hidden": "true" }, signs[tone]), el("span", {}, text));
 }
 
-// A choice that the browser keeps: `keep(key)` reads it, `keep(key, value)` stores it; not in private mode.
-export function keep(key, value) {
+// A choice that the browser stores: `preference(key)` reads it, `preference(key, value)` stores it; not in private mode.
+export function preference(key, value) {
   try { return value === undefined ? localStorage.getItem(key) : localStorage.setItem(key, value); } catch { return null; }
 }
 
@@ -70,13 +70,13 @@ export function allow(id, can) {
 
 // A button that asks for confirmation in its own label before an action that cannot be undone.
 export function sureButton(kind, label, act, more = {}) {
-  const made = button(kind, label, () => {
-    if (made.dataset.sure) return act();
-    made.dataset.sure = "yes";
-    made.textContent = t("Delete permanently?");
+  const node = button(kind, label, () => {
+    if (node.dataset.sure) return act();
+    node.dataset.sure = "yes";
+    node.textContent = t("Delete permanently?");
   }, more);
-  made.addEventListener("blur", () => { delete made.dataset.sure; made.textContent = label; });
-  return made;
+  node.addEventListener("blur", () => { delete node.dataset.sure; node.textContent = label; });
+  return node;
 }
 
 // A function that calls `draw` once in the next frame, no matter how often it is called.

@@ -18,8 +18,8 @@ function choose(index) {
   else input.removeAttribute("aria-activedescendant");
 }
 
-function draw(found) {
-  list.replaceChildren(...found.map((entry, i) => el("li", { id: `palette-${i}`, role: "option", on: { click: () => open(i), pointermove: () => choose(i) }, "data-to": entry.to },
+function draw(entries) {
+  list.replaceChildren(...entries.map((entry, i) => el("li", { id: `palette-${i}`, role: "option", on: { click: () => open(i), pointermove: () => choose(i) }, "data-to": entry.to },
     el("span", {}, entry.name), el("span", { class: "sp-row-note" }, [entry.kind, entry.note].filter(Boolean).join(" · ")))));
   choose(0);
 }
@@ -28,8 +28,8 @@ const open = (index) => { const to = list.children[index]?.dataset.to; if (to) l
 
 async function find() {
   const number = ++requests;
-  const found = await fetchJSON(`/api/find?${new URLSearchParams({ q: input.value })}`).catch(() => []);  // the status bar shows errors
-  if (number === requests) draw(found);
+  const entries = await fetchJSON(`/api/find?${new URLSearchParams({ q: input.value })}`).catch(() => []);  // the status bar shows errors
+  if (number === requests) draw(entries);
 }
 
 function toggle() {
@@ -53,8 +53,8 @@ const drawer = el("dialog", { class: "sp-words", "aria-label": t("Glossary") });
 
 function explain(key = "") {
   if (!drawer.isConnected) document.body.append(drawer);
-  const words = Object.entries(definitions).map(([term, [name, text]]) => el("div", { class: term === key ? "sp-picked-word" : "" }, el("dt", {}, name), el("dd", {}, text)));
-  drawer.replaceChildren(el("h2", {}, t("Glossary")), el("dl", {}, ...words), button("small", t("Close"), () => drawer.close()));
+  const items = Object.entries(definitions).map(([term, [name, text]]) => el("div", { class: term === key ? "sp-picked-word" : "" }, el("dt", {}, name), el("dd", {}, text)));
+  drawer.replaceChildren(el("h2", {}, t("Glossary")), el("dl", {}, ...items), button("small", t("Close"), () => drawer.close()));
   drawer.showModal();
   drawer.querySelector(".sp-picked-word")?.scrollIntoView({ block: "center" });
 }

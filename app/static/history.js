@@ -1,5 +1,5 @@
 // The sidebar with the stored chats, their search and deletion, and the buttons that select the view of the responses.
-import { NARROW, button, el, keep, sureButton, t } from "./dom.js";
+import { NARROW, button, el, preference, sureButton, t } from "./dom.js";
 import { onElement, onMatch } from "./shell.js";
 import { fetchOrShow } from "./stream.js";
 import { modelName } from "./trace.js";
@@ -32,7 +32,7 @@ class History {
   // A column of the page, or a drawer on a narrow screen.
   fit() {
     this.panel.popover = NARROW.matches ? "auto" : null;
-    this.panel.hidden = !NARROW.matches && (keep(SIDEBAR) ?? (window.innerWidth < 1150 ? "closed" : "")) === "closed";
+    this.panel.hidden = !NARROW.matches && (preference(SIDEBAR) ?? (window.innerWidth < 1150 ? "closed" : "")) === "closed";
     this.tell();
   }
 
@@ -40,19 +40,19 @@ class History {
 
   toggle() {
     if (NARROW.matches) { this.panel.togglePopover(); return; }
-    keep(SIDEBAR, this.panel.hidden ? "open" : "closed");
+    preference(SIDEBAR, this.panel.hidden ? "open" : "closed");
     this.fit();
   }
 
   // Loads the chats that match the search, or the next older ones.
   async load(older = false) {
     const request = ++this.request;
-    const found = await this.fetch(`?${new URLSearchParams({ find: this.find.value, before: older ? this.last : "" })}`);
-    if (!found || request !== this.request) return;
+    const answer = await this.fetch(`?${new URLSearchParams({ find: this.find.value, before: older ? this.last : "" })}`);
+    if (!answer || request !== this.request) return;
     if (!older) this.list.replaceChildren();
-    this.list.append(...found.chats.map((chat) => this.row(chat)));
-    this.last = found.chats.at(-1)?.at;
-    this.more.hidden = !found.more;
+    this.list.append(...answer.chats.map((chat) => this.row(chat)));
+    this.last = answer.chats.at(-1)?.at;
+    this.more.hidden = !answer.more;
     if (!this.list.children.length) this.list.append(el("li", { class: "sp-hint" }, this.find.value ? t("Nothing found.") : t("No chats yet.")));
   }
 
@@ -103,8 +103,8 @@ function views(root) {
     document.dispatchEvent(new CustomEvent("speculoos:view"));
   };
   root.replaceChildren(...VIEWS.map(([value, label, title]) => el("button", { type: "button", title, "data-view": value,
-    on: { click: () => { keep(VIEW, value); show(value); } } }, label)));
-  show(keep(VIEW) === "text" ? "text" : "tokens");
+    on: { click: () => { preference(VIEW, value); show(value); } } }, label)));
+  show(preference(VIEW) === "text" ? "text" : "tokens");
 }
 
 onElement("history", (root) => { new History(root); });

@@ -3,7 +3,7 @@ import { button, el, t } from "./dom.js";
 import { onElement } from "./shell.js";
 
 const LANES = { plain: t("Without a draft"), draft: t("With its draft") };
-const words = (step) => step.slice(1).map(([text, depth]) => el("span", depth ? { class: "tr-token sp-draft", "data-depth": Math.min(depth, 5) } : {}, text));
+const tokenNodes = (step) => step.slice(1).map(([text, depth]) => el("span", depth ? { class: "tr-token sp-draft", "data-depth": Math.min(depth, 5) } : {}, text));
 const seconds = (ms) => `${(ms / 1000).toFixed(1)} s`;
 
 class Lane {
@@ -18,7 +18,7 @@ class Lane {
 
   // Shows the steps that had finished `ms` after the start.
   show(ms) {
-    while (this.shown < this.steps.length && this.steps[this.shown][0] <= ms) this.text.append(...words(this.steps[this.shown++]));
+    while (this.shown < this.steps.length && this.steps[this.shown][0] <= ms) this.text.append(...tokenNodes(this.steps[this.shown++]));
     this.time.textContent = seconds(Math.min(ms, this.end));
   }
 

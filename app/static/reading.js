@@ -26,11 +26,11 @@ function codeBlock(language, parts) {
 
 // A button that copies the result of `text()` and briefly confirms it.
 export function copyButton(text, label) {
-  const made = button("link", t("Copy"), async () => {
-    made.textContent = (await copy(text())) ? t("Copied") : t("Could not copy");
-    setTimeout(() => { made.textContent = t("Copy"); }, 1600);
+  const node = button("link", t("Copy"), async () => {
+    node.textContent = (await copy(text())) ? t("Copied") : t("Could not copy");
+    setTimeout(() => { node.textContent = t("Copy"); }, 1600);
   }, { title: label });
-  return made;
+  return node;
 }
 
 // Copies to the clipboard. Pages loaded over plain HTTP from another machine have no `navigator.clipboard`.

@@ -83,16 +83,16 @@ export class Side {
       return;
     }
     const { value, note } = this.tiles.speedup, recorded = turn.run.request.speculation?.probabilities;
-    const found = recorded ? { exact: true, text: RECORDED } : reference(turn.run.summary, turn.plain);
+    const baseline = recorded ? { exact: true, text: RECORDED } : reference(turn.run.summary, turn.plain);
     const measurable = turn.run.ended && now.tokens && now.acceptance.length;
-    this.noisy = Boolean(found.noisy);
-    this.measure.hidden = !measurable || (found.exact && !this.noisy) || Boolean(found.waits);
+    this.noisy = Boolean(baseline.noisy);
+    this.measure.hidden = !measurable || (baseline.exact && !this.noisy) || Boolean(baseline.waits);
     this.measure.textContent = this.noisy ? RETRY : MEASURE;
-    const speedup = measurable && found.speed ? now.tokensPerSecond / found.speed : NaN;
+    const speedup = measurable && baseline.speed ? now.tokensPerSecond / baseline.speed : NaN;
     value.textContent = Number.isFinite(speedup) ? `${this.noisy ? "≈ " : ""}${number(speedup)}×` : "–";
     const slower = !this.noisy && speedup < 0.98 ? t("Slower than the baseline: too few drafted tokens are accepted.") : "";
     const short = speedup && now.tokens < SHORT ? t("Imprecise: the response is short.") : "";
-    note.textContent = now.acceptance.length || found.waits ? [found.text, slower, short].filter(Boolean).join(" ") : "";
+    note.textContent = now.acceptance.length || baseline.waits ? [baseline.text, slower, short].filter(Boolean).join(" ") : "";
   }
 
   showStep(record) {

@@ -1,5 +1,5 @@
 // Tables (app/widgets/picker.py): the head stays in view where the whole table fits, and columns can be hidden.
-import { el, keep, t } from "./dom.js";
+import { el, preference, t } from "./dom.js";
 import { onMatch } from "./shell.js";
 
 // A box that scrolls sideways would hold the head, so one that fits is no scroll container. Gradio resets its class.
@@ -15,7 +15,7 @@ onMatch(".sp-table-wrap", (wrap) => {
 const KEY = "speculoos-columns", sheet = new CSSStyleSheet();
 document.adoptedStyleSheets.push(sheet);
 // Table → numbers of its hidden columns; rules of a style sheet survive each redraw of the table.
-const hidden = JSON.parse(keep(KEY)) || {};
+const hidden = JSON.parse(preference(KEY)) || {};
 const hide = () => sheet.replaceSync(Object.entries(hidden).flatMap(([table, columns]) =>
   columns.map((n) => `[data-columns=${JSON.stringify(table)}] tr > :nth-child(${n}) { display: none !important; }`)).join("\n"));
 hide();
@@ -29,7 +29,7 @@ document.addEventListener("click", ({ target }) => {
     const change = (event) => {
       hidden[name] = (hidden[name] || []).filter((n) => n !== i + 2).concat(event.target.checked ? [] : i + 2);
       hide();
-      keep(KEY, JSON.stringify(hidden));
+      preference(KEY, JSON.stringify(hidden));
     };
     const shown = !hidden[name]?.includes(i + 2), box = el("input", { type: "checkbox", checked: shown, autofocus: !i, on: { change } });
     return el("label", {}, box, head.textContent.replace(/ [↑↓]$/, ""));

@@ -12,8 +12,8 @@ const ORIGINS = {
 };
 
 // Several tokens that form one character have their common origin, or "mixed".
-function tokenNode({ text, depth, origin: own, origins }, record) {
-  const origin = new Set(origins || [own]).size > 1 ? "mixed" : origins?.[0] || own, isDraft = origin === "draft";
+function tokenNode({ text, depth, origin: tokenOrigin, origins }, record) {
+  const origin = new Set(origins || [tokenOrigin]).size > 1 ? "mixed" : origins?.[0] || tokenOrigin, isDraft = origin === "draft";
   const drafted = origins?.filter((each) => each === "draft").length;
   const parts = origins ? t("one character of {n} tokens, {drafted} of them drafted and accepted", { n: origins.length, drafted }) : isDraft && t("depth {depth}", { depth });
   return el("span", { class: `tr-token sp-${origin}${/^\n+$/.test(text) ? " tr-break" : ""}`, "data-depth": isDraft && Math.min(depth, 4),

@@ -38,7 +38,7 @@ export function figuresOf(run, records) {
   };
 }
 
-// What is not known of the tokens of a server's ended response; "" if nothing.
+// Why the origins of the tokens of a server's ended response are unknown; "" if they are known.
 function unknownOrigins({ state, summary }) {
   if (state !== "SUCCEEDED" || summary.origins === "known") return "";
   const server = summary.server || t("This server");
@@ -48,7 +48,7 @@ function unknownOrigins({ state, summary }) {
   return [t("{server} publishes nothing about drafting, so no token is colored.", { server }), hint].filter(Boolean).join(" ");
 }
 
-// Whose figures the acceptance of a server's response is, as text.
+// The source of the acceptance figures of a server's response, as text.
 export function publishedBy({ summary }) {
   const { accepted, drafted, server, mean_accepted_length: tau } = summary;
   if (!tau) return t("not published by the server");
@@ -113,7 +113,7 @@ export function conditions({ request, summary = {} }) {
 }
 
 export function legend() {
-  const entry = (words, ...samples) => el("li", { class: samples[0].className.includes("sp-unknown") ? "sp-legend-unknown" : "" }, el("span", {}, ...samples), el("span", {}, words));
+  const entry = (label, ...samples) => el("li", { class: samples[0].className.includes("sp-unknown") ? "sp-legend-unknown" : "" }, el("span", {}, ...samples), el("span", {}, label));
   const sample = (text, origin, depth) => el("span", { class: `tr-token sp-${origin}`, "data-depth": depth }, text);
   return el("ul", { class: "sp-legend", "aria-label": t("Legend") },
     entry(t("drafted and accepted, by depth"), ...[1, 2, 3, 4].map((depth) => sample(` ${depth}${depth > 3 ? "+" : ""} `, "draft", depth))),
@@ -122,7 +122,7 @@ export function legend() {
     entry(t("origin not known"), sample(" word ", "unknown")));
 }
 
-// Shows a step beside its tokens until something else is selected, where no panel does.
+// Shows a step beside its tokens where no panel shows it, until something else is selected.
 export function popUp(record, anchor) {
   document.querySelector(".sp-popover")?.remove();
   const close = el("button", { type: "button", class: "sp-close", "aria-label": t("Close"), on: { click: () => popover.remove() } }, "×");

@@ -60,23 +60,23 @@ export function plot(tree, path, label, look, focused = path.at(-1)) {
 export function drawTree({ draft, accepted }) {
   const names = draft.probs ? ["q", "p"] : ["q"];
   const shares = { q: (i) => Math.exp(draft.logprobs[i]), p: (i) => draft.probs[i] };
-  const told = el("p", { class: "sp-hint tr-told", "aria-hidden": "true" }, draft.probs ? t("Bars: probability under the draft (q) and the base model (p)") : t("Bars: probability under the draft (q)"));
+  const caption = el("p", { class: "sp-hint tr-told", "aria-hidden": "true" }, draft.probs ? t("Bars: probability under the draft (q) and the base model (p)") : t("Bars: probability under the draft (q)"));
   const picture = plot(draft, accepted, t("Drafted tree"), drawNode), drawn = picture.querySelectorAll(".tr-node").length;
   for (const kind of ["mouseover", "focusin"]) picture.addEventListener(kind, tell);
-  return el("div", { class: "tr-drawn" }, el("div", { class: "tr-tree" }, picture), told,
+  return el("div", { class: "tr-drawn" }, el("div", { class: "tr-tree" }, picture), caption,
     drawn < draft.parents.length ? el("p", { class: "sp-hint" }, t("Drawn: the {n} candidates on or beside the accepted path", { n: drawn })) : null);
 
   function drawNode(i, width) {
     const state = accepted.includes(i) ? "accepted" : "rejected", judged = state === "accepted" ? t("accepted") : t("rejected"), text = visible(draft.texts[i]);
     const figures = names.map((name) => `${name} ${percent(shares[name](i))}`);
-    const words = [`“${text}”`, t("depth {depth}", { depth: draft.depths[i] }), judged, ...figures].join(", ");
+    const description = [`“${text}”`, t("depth {depth}", { depth: draft.depths[i] }), judged, ...figures].join(", ");
     const bars = names.map((name, at) => svg("rect", { class: "tr-prob", "data-of": name, x: 0, height: BAR, width: (width * shares[name](i)).toFixed(1),
       y: HEIGHT - BAR * (names.length - at) }));
-    return [{ class: `tr-node sp-${state}`, "aria-label": words }, ...bars, svg("text", { x: width / 2, y: 14 }, short(text, width))];
+    return [{ class: `tr-node sp-${state}`, "aria-label": description }, ...bars, svg("text", { x: width / 2, y: 14 }, short(text, width))];
   }
 
   function tell(event) {
     const node = event.target.closest(".tr-node");
-    if (node) told.textContent = node.getAttribute("aria-label");
+    if (node) caption.textContent = node.getAttribute("aria-label");
   }
 }

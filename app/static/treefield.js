@@ -41,8 +41,8 @@ onElement("tree-field", (root) => {
   function change(i, adds) {
     const key = paths[i].join(), used = paths.filter((path) => path.slice(0, -1).join() === key && path.length).map((path) => path.at(-1));
     const child = [...paths[i], [...Array(used.length + 1).keys()].find((rank) => !used.includes(rank))];
-    const left = adds ? [...paths, child] : paths.filter((path) => path.slice(0, paths[i].length).join() !== key);
-    const text = JSON.stringify(pathsOf(JSON.stringify(left)).slice(1)), focus = (adds ? child : paths[i].slice(0, -1)).join();
+    const remaining = adds ? [...paths, child] : paths.filter((path) => path.slice(0, paths[i].length).join() !== key);
+    const text = JSON.stringify(pathsOf(JSON.stringify(remaining)).slice(1)), focus = (adds ? child : paths[i].slice(0, -1)).join();
     field().value = text === "[]" ? "own" : text;
     field().dispatchEvent(new Event("input", { bubbles: true }));
     draw(paths.findIndex((path) => path.join() === focus));

@@ -11,7 +11,7 @@ from app.i18n import N_, plural, t
 from app.links import model_link, serve_link
 from app.paths import PAGES
 from app.views import export_rows
-from app.views.leaderboard import prompts_words
+from app.views.leaderboard import question_count_text
 from app.widgets.bulk import bulk_bar, row_checkbox
 from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
@@ -28,13 +28,13 @@ from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.matrix import setting_words
 
-SOURCE_WORDS = {"hub": N_("hub:"), "folder": N_("local folder:"), "upload": N_("uploaded files:")}
+SOURCE_LABELS = {"hub": N_("hub:"), "folder": N_("local folder:"), "upload": N_("uploaded files:")}
 """Source of an imported draft → its label."""
 DRAFT_COLUMNS = [N_("Draft"), N_("Method"), "τ", N_("Speedup"), N_("Exports"), N_("Size"), N_("Created")]
 COLUMNS = [N_("Name"), N_("Base"), N_("Method"), N_("Data"), "τ", N_("Speedup"), N_("Size"), N_("Created")]
 
 
-def method_words(method: str) -> str:
+def method_title(method: str) -> str:
     """`eagle3` → "EAGLE-3"."""
     return t(METHODS[method].title) if method in METHODS else method
 
@@ -43,8 +43,8 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
     """A page of the checkpoints that match `list_query`, newest first by default."""
     shown = page(session, filtered_query(queries.listed(Checkpoint), list_query), offset)
     if not shown.rows:
-        begin = t("A draft proposes tokens for one base model. Train one, or import a published one above.")
-        return empty_list_html(list_query, "draft", begin, "/runs/new", t("Train a draft"))
+        how_to_add = t("A draft proposes tokens for one base model. Train one, or import a published one above.")
+        return empty_list_html(list_query, "draft", how_to_add, "/runs/new", t("Train a draft"))
     ids = [row_id for c in shown.rows for row_id in (c.base_id, c.dataset_id)]
     names, measured = queries.names(session, ids), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
@@ -56,15 +56,15 @@ def checkpoints_table(session: Session, list_query: ListQuery = ALL_ROWS, offset
 
 
 def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """checkpoint id → result of its last evaluation on the built-in questions, else on others, with what they are under
-    QUESTIONS; among those at default settings: greedy, with the checkpoint's own tree, on the local engine. Replays do
-    not count: they measure no speed."""
+    """Checkpoint id → result of its last evaluation on the built-in questions, otherwise on others. The key QUESTIONS
+    describes the questions. Only evaluations at default settings count: greedy, with the checkpoint's own tree, on the
+    local engine. Replays do not count: they measure no speed."""
     defaults = {"temperature": 0, "tree": "", "source": "", "matrix_id": None}
     query = select(Evaluation).filter_by(**defaults).where(Evaluation.checkpoint_id.in_(checkpoint_ids))
     rows = session.scalars(query.order_by(Evaluation.suite == BUILT_IN_SUITE_NAME, Evaluation.created_at))
     measured = [row for row in rows if row.result and not is_replay(row.result)]
-    words = (", ".join(filter(None, (row.questions, prompts_words(row)))) for row in measured)
-    return {row.checkpoint_id: {**row.result, QUESTIONS: text} for row, text in zip(measured, words, strict=True)}
+    questions = (", ".join(filter(None, (row.questions, question_count_text(row)))) for row in measured)
+    return {row.checkpoint_id: {**row.result, QUESTIONS: text} for row, text in zip(measured, questions, strict=True)}
 
 
 def signature(session: Session) -> str:
@@ -88,8 +88,8 @@ def drafts_of(session: Session, base_ids: Collection[str], most: int) -> dict[st
         cells = [_draft_cells(row, figures_of(row, measured.get(row.id)), exports) for row in rows[:most]]
         html[base_id] = table(columns, cells, t("Drafts"), named=columns[1:])
         if len(rows) > most:
-            words = plural("All {n} draft", "All {n} drafts", len(rows))
-            link = _link(f"{PAGES['checkpoints']}?of={base_id}", words)
+            link_text = plural("All {n} draft", "All {n} drafts", len(rows))
+            link = _link(f"{PAGES['checkpoints']}?of={base_id}", link_text)
             html[base_id] += tag("p", link, class_="sp-hint sp-below")
     return html
 
@@ -114,7 +114,7 @@ def row_cells(
     return [
         name + state_mark(checkpoint),
         safe(names.get(checkpoint.base_id, "–")),
-        safe(method_words(checkpoint.method)),
+        safe(method_title(checkpoint.method)),
         safe(data + (f" + {len(more)}" if more else "")),
         safe(figure(finite_number(figures.get("mean_accepted_length")))) + basis,
         safe(f"{speedup:.2f}×") + source if speedup is not None else "–",
@@ -141,7 +141,7 @@ def state_mark(checkpoint: Checkpoint) -> str:
 
 
 def is_imported(checkpoint: Checkpoint) -> bool:
-    return str(checkpoint.config.get("source")) in SOURCE_WORDS
+    return str(checkpoint.config.get("source")) in SOURCE_LABELS
 
 
 ESTIMATED = N_("estimated")
@@ -156,11 +156,13 @@ OF_A_MEASUREMENT += ("plain_tokens_per_second", "identical_to_plain", "prompts",
 def figures_of(checkpoint: Checkpoint, measured: Mapping[str, Any] | None) -> dict[str, Any]:
     """Figures to show: those of the last local evaluation (`measured`) replace the checkpoint's own; own figures of an
     imported checkpoint's files are marked with REFERENCE."""
-    own = checkpoint.figures or {}
+    own_figures = checkpoint.figures or {}
     if measured:
-        unmeasured = {key: value for key, value in own.items() if key.removesuffix("_interval") not in OF_A_MEASUREMENT}
+        unmeasured = {
+            key: value for key, value in own_figures.items() if key.removesuffix("_interval") not in OF_A_MEASUREMENT
+        }
         return unmeasured | dict(measured)
-    return {**own, REFERENCE: True} if is_reference(checkpoint) else dict(own)
+    return {**own_figures, REFERENCE: True} if is_reference(checkpoint) else dict(own_figures)
 
 
 def is_reference(checkpoint: Checkpoint) -> bool:
@@ -203,17 +205,17 @@ def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
     tau, speedup, speed, plain = (finite_number(figures.get(key)) for key in keys)
     if speedup is None and speed and plain:
         speedup = speed / plain
-    compared = t(REFERENCE_WORDS) if figures.get(REFERENCE) else interval(figures, "speedup", "×") or t("vs. baseline")
-    known = (
+    compared = t(REFERENCE_NOTE) if figures.get(REFERENCE) else interval(figures, "speedup", "×") or t("vs. baseline")
+    items = (
         (t("Mean accepted length (τ)"), figure(tau), tau_note(figures, tau)),
         (t("Speedup"), f"{speedup:.2f}×" if speedup else "–", compared),
         (t("Tokens per second"), figure(speed, 1), t("baseline {speed}", speed=figure(plain, 1)) if plain else ""),
-        (t("Size"), size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_words(checkpoint.method)),
+        (t("Size"), size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_title(checkpoint.method)),
     )
-    return tiles(item for item in known if item[1] != "–")
+    return tiles(item for item in items if item[1] != "–")
 
 
-REFERENCE_WORDS = N_("reference: measured elsewhere")
+REFERENCE_NOTE = N_("reference: measured elsewhere")
 
 
 def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
@@ -223,9 +225,9 @@ def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
     if tau_source(figures) == ESTIMATED:
         return t("estimated on held-out conversations")
     if figures.get(REFERENCE):
-        return t(REFERENCE_WORDS)
-    known = (interval(figures, "mean_accepted_length"), figures.get(QUESTIONS))
-    return " · ".join(filter(None, known)) or t("tokens per verification")
+        return t(REFERENCE_NOTE)
+    parts = (interval(figures, "mean_accepted_length"), figures.get(QUESTIONS))
+    return " · ".join(filter(None, parts)) or t("tokens per verification")
 
 
 def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
@@ -256,10 +258,10 @@ def _origin(checkpoint: Checkpoint) -> str:
     imported = checkpoint.config.get("imported") or {}
     if not imported:
         return ""
-    source = t(SOURCE_WORDS.get(str(checkpoint.config.get("source")), ""))
+    source = t(SOURCE_LABELS.get(str(checkpoint.config.get("source")), ""))
     license_name, notices = imported.get("licence") or t("not stated"), " ".join(imported.get("notices") or ())
-    words = t("license {name}", name=license_name)
-    return f"{source} {imported.get('origin')} · {imported.get('title')} · {words}. {notices}".strip()
+    license_text = t("license {name}", name=license_name)
+    return f"{source} {imported.get('origin')} · {imported.get('title')} · {license_text}. {notices}".strip()
 
 
 def actions(session: Session, checkpoint: Checkpoint) -> str:
@@ -321,8 +323,8 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def _small(words: str, title: str | None = None) -> str:
-    return tag("div", row_note(words), title=title) if words else ""
+def _small(text: str, title: str | None = None) -> str:
+    return tag("div", row_note(text), title=title) if text else ""
 
 
 def _link(to: str, text: str) -> str:

@@ -14,20 +14,20 @@ Choices = list[tuple[str, str]]
 
 def bases(session: Session) -> Choices:
     """Base models that are ready or being downloaded (a job can wait for them)."""
-    return [(base_words(b), b.id) for b in queries.bases(session) if b.state != "failed"]
+    return [(base_label(b), b.id) for b in queries.bases(session) if b.state != "failed"]
 
 
-def base_words(base: Base) -> str:
+def base_label(base: Base) -> str:
     parameters = (base.card or {}).get("parameters")
     size = " · " + t("{count} parameters", count=count(parameters)) if parameters else ""
     return base.name + size + ("" if base.state == "ready" else " · " + t("being downloaded"))
 
 
 def datasets(session: Session, kind: str) -> Choices:
-    return [(data_words(d), d.id) for d in queries.datasets(session, kind) if d.state != "failed"]
+    return [(dataset_label(d), d.id) for d in queries.datasets(session, kind) if d.state != "failed"]
 
 
-def data_words(data: Dataset) -> str:
+def dataset_label(data: Dataset) -> str:
     rows = plural("{n:,} row", "{n:,} rows", data.rows) if data.state == "ready" else t("being created")
     return f"{data.name} · {rows}"
 

@@ -28,8 +28,8 @@ def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
         name = pick("data", data.id, safe(data.name), class_="sp-row-name") + row_note(data.note)
         number = f"{data.rows:,}" if data.rows else "–"
         number += " " + t("({n:,} skipped)", n=data.bad_rows) if data.rows and data.bad_rows else ""
-        kind, made = safe(t(KINDS.get(data.kind, data.kind))), row_note(ago(data.created_at))
-        rows.append([name, kind, safe(number), state_badge(data), made])
+        kind, created = safe(t(KINDS.get(data.kind, data.kind))), row_note(ago(data.created_at))
+        rows.append([name, kind, safe(number), state_badge(data), created])
     if rows:
         return table([t(column) for column in COLUMNS], rows, t("Datasets"), True, (t("Rows"),), count=count)
     if filtered:
@@ -40,8 +40,8 @@ def data_table(datasets: Iterable[Dataset], filtered: bool, count: str) -> str:
 
 
 def state_badge(row: Base | Dataset) -> str:
-    words, tone = STATES.get(row.state, (row.state, ""))
-    return badge(t(words), tone)
+    label, tone = STATES.get(row.state, (row.state, ""))
+    return badge(t(label), tone)
 
 
 def title(data: Dataset) -> str:
@@ -49,11 +49,11 @@ def title(data: Dataset) -> str:
 
 
 def state(data: Dataset, job: Job | None, progress: str) -> str:
-    """`progress` of the job that makes the dataset, or what to know about its rows."""
+    """`progress` of the job that makes the dataset, or notices about its rows."""
     if data.state != "ready":
         first = next(iter(reasons(data)), "")
-        words = t(NO_ROW, reason=first, example=EXAMPLE) if first else t("This dataset was not finished.")
-        return progress or notice(words, "bad", "/data", t("Import again"))
+        sentence = t(NO_ROW, reason=first, example=EXAMPLE) if first else t("This dataset was not finished.")
+        return progress or notice(sentence, "bad", "/data", t("Import again"))
     complete = (data.report or {}).get("complete", True)
     html = ("" if complete else notice(t(CUT_SHORT), "info")) + _truncation_warning(data)
     if job is None or job.state not in (("FAILED", "CANCELLED") if complete else ("FAILED",)):
@@ -163,11 +163,11 @@ def bad_rows(data: Dataset) -> str:
 
 def reasons(data: Dataset) -> dict[str, list[Any]]:
     """Reason → lines of the first rows that an import skipped."""
-    found: dict[str, list[Any]] = {}
+    lines_by_reason: dict[str, list[Any]] = {}
     for row in (data.report or {}).get("bad") or []:
         if isinstance(row, dict):
-            found.setdefault(str(row.get("reason", "")), []).append(row.get("line", "?"))
-    return found
+            lines_by_reason.setdefault(str(row.get("reason", "")), []).append(row.get("line", "?"))
+    return lines_by_reason
 
 
 def line_ranges(lines: Sequence[Any]) -> str:
@@ -178,8 +178,8 @@ def line_ranges(lines: Sequence[Any]) -> str:
             spans[-1][1] = line
         else:
             spans.append([line, line])
-    words = [f"{first}–{last}" if first != last else str(first) for first, last in spans[:SHOWN_SPANS]]
-    return ", ".join(words) + (", …" if len(spans) > SHOWN_SPANS else "")
+    ranges = [f"{first}–{last}" if first != last else str(first) for first, last in spans[:SHOWN_SPANS]]
+    return ", ".join(ranges) + (", …" if len(spans) > SHOWN_SPANS else "")
 
 
 def legend() -> str:

@@ -51,15 +51,15 @@ class AddDraft:
                     elem_id="drafts-base",
                     min_width=WIDE,
                 )
-                sources = [(t(words), kind) for kind, words in SOURCES.items()]
+                sources = [(t(title), kind) for kind, title in SOURCES.items()]
                 self.source = gr.Radio(sources, value="hub", label=t("Source"), elem_id="drafts-source", min_width=WIDE)
             placeholder, info = next(iter(HINTS.values()))
             self.location = one_line(t("Location"), "drafts-location", placeholder=placeholder, info=t(info))
             label = t("config.json and weights, max {max_upload_mb} MB in total", max_upload_mb=settings.max_upload_mb)
             files = upload_box(label=label, file_count="multiple", elem_id="drafts-files", height=150, visible=False)
             with gr.Row():
-                called = {"max_length": 200, "min_width": WIDE}
-                name = one_line(t("Name (optional)"), "drafts-name", **called)
+                name_options = {"max_length": 200, "min_width": WIDE}
+                name = one_line(t("Name (optional)"), "drafts-name", **name_options)
                 info = t("Overrides detection.")
                 layout = dropdown(
                     [(t(name), value) for name, value in LAYOUTS],
@@ -73,9 +73,9 @@ class AddDraft:
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button(t("Add draft"), variant="primary", elem_id="drafts-submit", **SMALL)
         fields = [self.source, self.base, self.location, files, layout, name]
-        self.kept = {field.elem_id: field for field in (self.source, self.base, self.location, layout, name)}
-        keep_in_address(self.kept)
-        on_load(self.opened, [box, files, *self.kept.values()])
+        self.url_fields = {field.elem_id: field for field in (self.source, self.base, self.location, layout, name)}
+        keep_in_address(self.url_fields)
+        on_load(self.opened, [box, files, *self.url_fields.values()])
         self.source.change(hint, self.source, [self.location, files], **QUIET)
         on_changes(fields, self.look, review)
         on_event_open([start.click, self.location.submit], self.add, fields, message)
@@ -83,13 +83,13 @@ class AddDraft:
     def opened(self, request: gr.Request) -> list[Any]:
         """The form as the URL holds it, then opened; `?base=` chooses a base model."""
         query = request.query_params
-        known = entered(self.kept, query)
+        entered_values = entered(self.url_fields, query)
         with reading(self.settings) as session:
             bases = choices.bases(session)
-        box = gr.Accordion(open=True) if known or "base" in query else gr.skip()
-        base = choices.valid_choice(bases, known.get("drafts-base") or query.get("base"))
-        files = gr.File(visible=known.get("drafts-source") == "upload")
-        values = {name: known.get(name, gr.skip()) for name in self.kept}
+        box = gr.Accordion(open=True) if entered_values or "base" in query else gr.skip()
+        base = choices.valid_choice(bases, entered_values.get("drafts-base") or query.get("base"))
+        files = gr.File(visible=entered_values.get("drafts-source") == "upload")
+        values = {name: entered_values.get(name, gr.skip()) for name in self.url_fields}
         return [box, files, *(values | {"drafts-base": gr.Dropdown(bases, value=base)}).values()]
 
     @show_errors(tone="warn")

@@ -14,9 +14,9 @@ from app.views.leaderboard import (
     figure_cell,
     interval_ends,
     interval_note,
-    model_words,
+    model_label,
     names_of,
-    tree_words,
+    tree_text,
 )
 from app.views.load_view import loads_view
 from app.views.manage import note_line
@@ -66,7 +66,7 @@ def view(session: Session, row: Evaluation) -> str:
     state = {"pending": (t("Running"), "info"), "failed": (t("Not finished"), "bad")}.get(row.state)
     marks = (badge(*state) if state else "") + badge(t("replay"), "info") * is_replay(row.result)
     marks += badge(row.source, "info") * bool(row.source)
-    title = detail_head(model_words(row, names_of(session, [row])), marks)
+    title = detail_head(model_label(row, names_of(session, [row])), marks)
     results = so_far(session, row.job_id) if row.state == "pending" and row.job_id else report(session, row)
     return tag("div", title + note_line(row) + results + links(session, row), class_="sp-stack")
 
@@ -77,8 +77,8 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
         html = replayed(row)
     else:
         slower = row.speedup_high is not None and row.speedup_high < 1 and row.checkpoint_id
-        words = " ".join(filter(None, ((row.result or {}).get("busy"), t(SLOWER) if slower else "")))
-        html = (notice(words, "warn") if words else "") + figures(row)
+        warning = " ".join(filter(None, ((row.result or {}).get("busy"), t(SLOWER) if slower else "")))
+        html = (notice(warning, "warn") if warning else "") + figures(row)
     html += proof_view(row.result or {}) + loads_view(row.result or {}) + breakdown(row, again)
     if not is_replay(row.result):
         html += fold(t("By category"), categories(row))
@@ -165,7 +165,7 @@ def details(row: Evaluation) -> str:
             (t("Temperature"), f"{row.temperature:g}"),
             (t("Top-p"), f"{row.top_p:g}" if row.top_p != 1 else ""),
             (t("Seed"), result.get("seed") if row.temperature else ""),
-            (t("Tree"), tree_words(row, N_("the draft's own"))),
+            (t("Tree"), tree_text(row, N_("the draft's own"))),
             (t("Precision"), row.dtype),
             (t("Engine"), result.get("engine")),
             (t("Passes"), result.get("passes")),
@@ -208,7 +208,7 @@ def links(session: Session, row: Evaluation) -> str:
         (address(LeaderboardView(matrix=row.matrix_id or "")), t("Other cells of the matrix"), row.matrix_id),
         (f"/models/drafts?id={row.checkpoint_id}", t("Draft"), row.checkpoint_id),
     )
-    buttons = "".join(link_button(words, to) for to, words, exists in candidates if exists)
+    buttons = "".join(link_button(label, to) for to, label, exists in candidates if exists)
     return tag("div", buttons, class_="sp-link-row") if buttons else ""
 
 
@@ -242,8 +242,8 @@ def by_position(result: Mapping[str, Any]) -> str:
     spans = result.get("by_position") or []
     ends, rows = [*(later["from"] for _, later in pairwise(spans)), None], []
     for span, end in zip(spans, ends, strict=False):
-        words = f"{span['from']} – {end - 1}" if end else t("from {n}", n=span["from"])
-        rows.append(Bar(words, span["tau"], f"{span['tau']:.2f}"))
+        label = f"{span['from']} – {end - 1}" if end else t("from {n}", n=span["from"])
+        rows.append(Bar(label, span["tau"], f"{span['tau']:.2f}"))
     return bar_chart(t("τ by position in the response"), rows, t("Number of response tokens before the step."))
 
 

@@ -41,8 +41,8 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
     if checkpoint.state != "ready":
         return tag("p", t("Downloads are available when the draft is ready."), class_="sp-lead")
     base, files = session.get_one(Base, checkpoint.base_id), files_of(settings)
-    if words := download_notice(session, settings, checkpoint, base):
-        return notice(words, "info")
+    if message := download_notice(session, settings, checkpoint, base):
+        return notice(message, "info")
     folder = files.path(checkpoint)
     try:
         formats = options_of(str(folder), str(files.path(base)))
@@ -57,8 +57,8 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
     html = table(columns, cells, t("Formats"), named=columns[1:])
     for option in possible:
         if option.name in exports and (command := serve_command(session, base, checkpoint, option.name)):
-            words = t("Serve {format}, in the folder of the unpacked download", format=option.title)
-            html += command_box(command, words)
+            title = t("Serve {format}, in the folder of the unpacked download", format=option.title)
+            html += command_box(command, title)
     refused = [[*map(safe, (each.title, each.servers, each.reason))] for each in formats if not each.possible]
     columns = [t("Format"), t("For"), t("Why not")]
     listed = table(columns, refused, t("Incompatible formats"), named=columns[1:2]) if refused else ""
@@ -73,8 +73,8 @@ def serve_command(session: Session, base: Base, checkpoint: Checkpoint, name: st
         return ""
     folder = f"{archive_name(base.name, checkpoint.name).removesuffix('.zip')}-{name}"
     loads = measured_loads(queries.evaluations(session, checkpoint.id))
-    found = COMMAND.search(FORMATS[name].serve(files, CardFacts.of(base, checkpoint.name, loads=loads), folder))
-    return found[1] if found else ""
+    match = COMMAND.search(FORMATS[name].serve(files, CardFacts.of(base, checkpoint.name, loads=loads), folder))
+    return match[1] if match else ""
 
 
 def exports_in_store(jobs: dict[str, Job], source: str) -> dict[str, StoredExport]:
@@ -108,8 +108,8 @@ def _options(checkpoint: str, base: str, *_stamps: tuple[tuple[Any, ...], ...]) 
 
 def latest_jobs(session: Session, checkpoint_id: str) -> dict[str, Job]:
     query = select(Job).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
-    own = [job for job in session.scalars(query) if job.request.get("checkpoint_id") == checkpoint_id]
-    return {job.request["format"]: job for job in reversed(own)}
+    draft_jobs = [job for job in session.scalars(query) if job.request.get("checkpoint_id") == checkpoint_id]
+    return {job.request["format"]: job for job in reversed(draft_jobs)}
 
 
 def exported(session: Session) -> dict[str, list[str]]:
@@ -159,8 +159,8 @@ def _compared(name: str, method: str, compared: Mapping[str, Mapping[str, Any]])
     html = ""
     for engine, proof in compared.items():
         if engine in ENGINES and ENGINES[engine].reads(name, method) and proof.get("agrees") is not None:
-            words = N_("drafts in {server} as here") if proof["agrees"] else N_("drafts differently in {server}")
-            html += badge(t(words, server=proof["server"]), tone(proof))
+            label = N_("drafts in {server} as here") if proof["agrees"] else N_("drafts differently in {server}")
+            html += badge(t(label, server=proof["server"]), tone(proof))
     return html
 
 
@@ -168,10 +168,10 @@ def _proof(export: StoredExport | None) -> str:
     if export is None:
         return tag("span", t("not created yet"), class_="sp-off")
     checks = export.report.get("checks", [])
-    word = badge(plural("{n} check passed", "{n} checks passed", len(checks)), "good")
+    summary = badge(plural("{n} check passed", "{n} checks passed", len(checks)), "good")
     items = (tag("b", safe(f"✓ {each.get('name')}")) + safe(f" {each.get('detail')}") for each in checks)
     listed = tag("ul", "".join(tag("li", item) for item in items))
-    return tag("details", tag("summary", word) + listed, class_="sp-proof")
+    return tag("details", tag("summary", summary) + listed, class_="sp-proof")
 
 
 def _action(checkpoint_id: str, option: FormatOption, export: StoredExport | None, job: Job | None) -> str:
@@ -179,12 +179,12 @@ def _action(checkpoint_id: str, option: FormatOption, export: StoredExport | Non
         return _link(checkpoint_id, option, t("Download ({size})", size=size(export.bytes)))
     if job is not None and job.state not in FINISHED:
         return tag("a", t("Being created and checked… (a job; you can leave this page)"), href=f"/runs?id={job.id}")
-    words = t("Create and download (about {size})", size=size(option.bytes))
-    button = tag("button", safe(words), type="button", class_="sp-small-button", data_make=option.name)
+    label = t("Create and download (about {size})", size=size(option.bytes))
+    button = tag("button", safe(label), type="button", class_="sp-small-button", data_make=option.name)
     failed = job is not None and job.state == JobState.FAILED
     return button + (tag("div", safe(job.error), class_="sp-hint") if failed else "")
 
 
-def _link(checkpoint_id: str, option: FormatOption, words: str) -> str:
+def _link(checkpoint_id: str, option: FormatOption, label: str) -> str:
     to = f"/api/checkpoints/{checkpoint_id}/exports/{option.name}"
-    return tag("a", safe(words), href=to, class_="sp-small-button", data_made=option.name, download="")
+    return tag("a", safe(label), href=to, class_="sp-small-button", data_made=option.name, download="")

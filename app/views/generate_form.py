@@ -48,7 +48,7 @@ class GenerateForm:
             fields = {"source_id": chosen, "who": who, "served": served}
             fields |= dict(zip(MAIN, (model, limit, tokens, system, api), strict=True)) | more
             self.form = JobForm(settings, "generate", t("Start generating"), fields, generate_request, named=True)
-        self.form.keep()
+        self.form.keep_in_url()
         self.outputs = self.form.outputs
         who.change(_endpoint_controls, who, [model, served, api], **QUIET)
 

@@ -81,6 +81,6 @@ def first_answers(session: Session, job: Job) -> str:
 def _example(record: Mapping[str, Any] | None) -> str:
     if record is None:
         return "–"
-    words = f"{record.get('id', '')}: {record.get('reason', '')}"
+    reason = f"{record.get('id', '')}: {record.get('reason', '')}"
     text = shorten(str(record.get("text") or record.get("prompt") or ""), 120, placeholder=" …")
-    return safe(words) + " " + row_note(text)
+    return safe(reason) + " " + row_note(text)

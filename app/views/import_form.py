@@ -56,8 +56,8 @@ class ImportForm:
         with closed_accordion(
             t("Import a file or Hub dataset"), elem_id="data-import", elem_classes="sp-action"
         ) as box:
-            words = t("Formats: {shapes}. Max {size} MB.", shapes=t(SHAPES), size=settings.max_upload_mb)
-            block(tag("p", safe(words), class_="sp-lead"))
+            formats = t("Formats: {shapes}. Max {size} MB.", shapes=t(SHAPES), size=settings.max_upload_mb)
+            block(tag("p", safe(formats), class_="sp-lead"))
             with gr.Row():
                 upload = upload_box(label=t("File"), file_types=TYPES, elem_id="data-upload", height=230)
                 with gr.Column():
@@ -67,7 +67,7 @@ class ImportForm:
                         name = one_line(t("Name (optional)"), "data-new-name", max_length=200)
                         limit = one_line(t("Max rows"), "data-limit", placeholder=t("all"), min_width=110)
             with gr.Row(equal_height=True):
-                kinds = [(t(words), each) for each, words in KINDS.items()]
+                kinds = [(t(label), each) for each, label in KINDS.items()]
                 kind = gr.Radio(kinds, value=PROMPTS_ONLY, label=t("Import"), elem_id="data-kind", scale=2)
                 hidden = {"visible": False, "info": t("The model that generated the responses, or an equal one.")}
                 base = gr.Dropdown([], label=t("Response model"), elem_id="data-answered-by", **hidden)
@@ -77,8 +77,8 @@ class ImportForm:
                 )
             with gr.Row(visible=False, elem_id="data-fields") as mapping:
                 detected, fields = [(t(RECOGNIZED), "")], []
-                for field, words in FIELDS.items():
-                    fields.append(dropdown(detected, value="", label=t(words), elem_id=f"data-field-{field}"))
+                for field, label in FIELDS.items():
+                    fields.append(dropdown(detected, value="", label=t(label), elem_id=f"data-field-{field}"))
             message = block(elem_id="data-message-import")
             with gr.Row(elem_classes="sp-buttons"):
                 start = gr.Button(t("Import"), variant="primary", elem_id="data-submit", **SMALL)
@@ -92,18 +92,18 @@ class ImportForm:
         on_typing((kind, *fields), self.first_again, source, message)
         form = [upload, path, limit, name, kind, base, hub, suite, *fields]
         on_event_open(start.click, self.submitted, form, message)
-        self.kept = {field.elem_id: field for field in (path, hub, name, limit, kind)}
+        self.url_fields = {field.elem_id: field for field in (path, hub, name, limit, kind)}
         self.columns = [field.elem_id for field in fields]
-        keep_in_address({field.elem_id: field for field in (*self.kept.values(), base, suite, *fields)})
-        on_load(self.opened, [box, *self.kept.values(), *chosen, *fields])
+        keep_in_address({field.elem_id: field for field in (*self.url_fields.values(), base, suite, *fields)})
+        on_load(self.opened, [box, *self.url_fields.values(), *chosen, *fields])
 
     def opened(self, request: gr.Request) -> list[Any]:
         """The form as the URL holds it, then opened."""
         query = request.query_params
-        known = entered(self.kept, query)
-        box = gr.Accordion(open=True) if known else gr.skip()
-        values = [known.get(name, gr.skip()) for name in self.kept]
-        kind, columns = known.get("data-kind", PROMPTS_ONLY), [query.get(name, "") for name in self.columns]
+        entered_values = entered(self.url_fields, query)
+        box = gr.Accordion(open=True) if entered_values else gr.skip()
+        values = [entered_values.get(name, gr.skip()) for name in self.url_fields]
+        kind, columns = entered_values.get("data-kind", PROMPTS_ONLY), [query.get(name, "") for name in self.columns]
         base, suite, mapping = self.chosen(kind, query.get("data-answered-by", ""), query.get("data-suite", ""))
         mapping = gr.Row(visible=True) if any(columns) else mapping
         fields = [gr.Dropdown([(name, name)], value=name) if name else gr.skip() for name in columns]
@@ -186,9 +186,9 @@ def mapping_of(fields: Fields) -> dict[str, str]:
 
 def first_look(result: dict[str, Any]) -> str:
     bad = sum("reason" in row for row in result["rows"])
-    words = plural("Preview of the first {n} row.", "Preview of the first {n} rows.", len(result["rows"]))
+    sentence = plural("Preview of the first {n} row.", "Preview of the first {n} rows.", len(result["rows"]))
     left_out = " " + t("{n} of them would be left out.", n=bad) if bad else ""
-    html = notice(words + left_out, "warn" if bad else "info")
+    html = notice(sentence + left_out, "warn" if bad else "info")
     for row in result["rows"]:
         line = t("line {n}", n=row["line"])
         problem = f"{line.capitalize()}: {row.get('reason')}"

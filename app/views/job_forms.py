@@ -1,4 +1,4 @@
-"""Forms that submit one job: what stands below their fields, and forms of custom job kinds."""
+"""Forms that submit one job: name, review and start button below their fields. Also forms of custom job kinds."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,7 +34,7 @@ class JobForm:
         self,
         settings: Settings,
         prefix: str,
-        words: str,
+        start_label: str,
         fields: Mapping[str, Any],
         request_of: Callable[..., Request],
         *,
@@ -44,14 +44,14 @@ class JobForm:
         self.settings, self.fields, self.request_of, self.note = settings, fields, request_of, note
         self.name = one_line(t("Name (optional)"), f"{prefix}-name", max_length=200, visible=named)
         self.review, self.message = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-message")
-        start = gr.Button(words, variant="primary", elem_id=f"{prefix}-start", **SMALL)
+        start = gr.Button(start_label, variant="primary", elem_id=f"{prefix}-start", **SMALL)
         self.inputs = [self.name, *fields.values()]
         shown = {name: field for name, field in fields.items() if HIDDEN not in field.elem_classes}
         self.shown, self.outputs = shown, [*shown.values(), self.name, self.review, self.message]
         on_typing(self.inputs, self.review_now, self.inputs, self.review)
         on_event_open(start.click, self.submit, self.inputs, self.message)
 
-    def keep(self) -> None:
+    def keep_in_url(self) -> None:
         """Keep the form in the URL, for `fill`."""
         keep_in_address({field.elem_id: field for field in (self.name, *self.shown.values())})
 
@@ -64,16 +64,16 @@ class JobForm:
     ) -> list[Any]:
         """Values of `outputs`: those in the URL, otherwise `values`, otherwise the controls' own. `choices`: those of
         dropdowns. With the review if `review` is true or the URL holds a value."""
-        known = {name: field.value for name, field in self.fields.items()} | dict(values)
-        known |= entered(self.shown, {name: query.get(field.elem_id) for name, field in self.shown.items()})
+        current = {name: field.value for name, field in self.fields.items()} | dict(values)
+        current |= entered(self.shown, {name: query.get(field.elem_id) for name, field in self.shown.items()})
         for name, options in choices.items():
-            one = valid_choices if isinstance(known[name], list) else valid_choice
-            known[name] = one(options, known[name])
-        many = {name: isinstance(known[name], list) or None for name in choices}
-        filled = {name: gr.Dropdown(choices[name], value=known[name], multiselect=many[name]) for name in choices}
-        review_html = self.review_now("", *known.values()) if review or self.is_entered(query) else ""
+            valid = valid_choices if isinstance(current[name], list) else valid_choice
+            current[name] = valid(options, current[name])
+        many = {name: isinstance(current[name], list) or None for name in choices}
+        filled = {name: gr.Dropdown(choices[name], value=current[name], multiselect=many[name]) for name in choices}
+        review_html = self.review_now("", *current.values()) if review or self.is_entered(query) else ""
         name = query.get(self.name.elem_id, "")
-        return [*({**known, **filled}[field] for field in self.shown), name, review_html, ""]
+        return [*({**current, **filled}[field] for field in self.shown), name, review_html, ""]
 
     def _request(self, values: tuple[Any, ...]) -> Request:
         return self.request_of(**dict(zip(self.fields, values, strict=True)))

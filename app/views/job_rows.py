@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.i18n import N_, t
-from app.views.checkpoint_rows import method_words
-from app.views.job_view import ACTIVE, MARKS, PAUSED, STATES, counted, progress, progress_words, seconds, state_badge
+from app.views.checkpoint_rows import method_title
+from app.views.job_view import ACTIVE, MARKS, PAUSED, STATES, counted, progress, progress_text, seconds, state_badge
 from app.views.leaderboard import address
 from app.widgets.bulk import row_checkbox
 from app.widgets.elements import badge, detail_head, empty_state, facts, link_button, notice, row_note
@@ -54,10 +54,10 @@ def jobs_table(
 def waits_of(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
     """Job id → position in its queue and what it waits for, for waiting jobs."""
     queues = listing.Queues(session)
-    return {job.id: waits_words(queues, job) for job in jobs if job.state == JobState.QUEUED}
+    return {job.id: wait_text(queues, job) for job in jobs if job.state == JobState.QUEUED}
 
 
-def waits_words(queues: listing.Queues, job: Job) -> str:
+def wait_text(queues: listing.Queues, job: Job) -> str:
     position, reason = queues.position(job), queues.waits_for(job)
     if not position or position == 1:
         return reason
@@ -70,15 +70,15 @@ def _row(job: Job, waits_for: str, chosen: bool, as_links: bool) -> list[str]:
     kind = row_note(kind_and_user(job))
     # "–" is hidden on narrow screens
     how = progress(job) if job.state != "SUCCEEDED" else ""
-    words = progress_words(job) if job.state == "SUCCEEDED" else waits_for
-    how = how or (row_note(words) if words else "–")
+    text = progress_text(job) if job.state == "SUCCEEDED" else waits_for
+    how = how or (row_note(text) if text else "–")
     if job.state == "FAILED":
         error = safe(shorten(job.error or "", 160, placeholder=" …"))
         how += tag("span", error, class_="sp-row-note sp-why", title=job.error)
     state = badge(t("Paused"), "warn") if waits_for.startswith(PAUSED) else state_badge(job)
     first = row_checkbox(job.id, job.name) + state if chosen else state
     result = safe(shorten(outcome(job) or "–", 160, placeholder=" …"))
-    return [first, name + kind, how, result, row_note(time_words(job))]
+    return [first, name + kind, how, result, row_note(time_text(job))]
 
 
 def kind_and_user(job: Job) -> str:
@@ -86,7 +86,7 @@ def kind_and_user(job: Job) -> str:
     return " · ".join(filter(None, (t(kind_title(job.kind)), job.user)))
 
 
-def time_words(job: Job) -> str:
+def time_text(job: Job) -> str:
     if job.state == "QUEUED":
         return t("queued {ago}", ago=ago(job.created_at))
     if job.state in ACTIVE:
@@ -114,7 +114,7 @@ RESULTS: Mapping[str, Mapping[str, str | Callable[[Any], str]]] = {
     "prove": {"verdict": str},
     "serve": {"name": str},
     "install_server": {"package": str, "version": str},
-    "import_draft": {"method": method_words},
+    "import_draft": {"method": method_title},
     **dict.fromkeys(("fetch_model", "quantize"), {}),
 }
 """Job kind → what its result shows: key → text of the value."""
@@ -124,9 +124,13 @@ def outcome(job: Job) -> str:
     """Short result of a finished job: rows, responses, loss and τ, τ and speedup."""
     if job.state != "SUCCEEDED" or not job.result:
         return ""
-    found = [(job.result.get(key), words) for key, words in RESULTS.get(job.kind, {}).items()]
-    known = [(value, words) for value, words in found if value and (isinstance(value, str) or finite_number(value))]
-    return " · ".join(t(words, n=value) if isinstance(words, str) else words(value) for value, words in known)
+    values = [(job.result.get(key), formatter) for key, formatter in RESULTS.get(job.kind, {}).items()]
+    shown = [
+        (value, formatter) for value, formatter in values if value and (isinstance(value, str) or finite_number(value))
+    ]
+    return " · ".join(
+        t(formatter, n=value) if isinstance(formatter, str) else formatter(value) for value, formatter in shown
+    )
 
 
 def shards_part(session: Session, job: Job) -> str:
@@ -138,8 +142,8 @@ def shards_part(session: Session, job: Job) -> str:
     if job.state != "RUNNING":  # else its progress says this
         html = tag("p", safe(f"{tally.summary(job.kind)}, {tally.done:,} {t(job.unit)}."), class_="sp-lead")
     for shard in shards.failed(session, job.id)[:MAX_FAILED] if tally.count(JobState.FAILED) else ():
-        words = f"{_name(shard.number, is_matrix)}: {shard.error}"
-        html += notice(words, "bad", f"/runs?id={shard.id}", t("Open"))
+        message = f"{_name(shard.number, is_matrix)}: {shard.error}"
+        html += notice(message, "bad", f"/runs?id={shard.id}", t("Open"))
     if job.kind == "matrix":
         board = link_button(t("Show results on the leaderboard"), address(LeaderboardView(matrix=job.id)))
         html += tag("div", board, class_="sp-link-row")
@@ -157,12 +161,12 @@ def _name(number: int, is_cell: bool) -> str:
 
 
 def _square(shard: Any, is_cell: bool) -> str:
-    word, tone = STATES.get(shard.state, (shard.state, ""))
+    label, tone = STATES.get(shard.state, (shard.state, ""))
     tone = "" if shard.state == "QUEUED" else tone
-    words = f"{_name(shard.number, is_cell)}: {t(word).lower()}, {counted(shard.done, shard.total, '')}"
+    description = f"{_name(shard.number, is_cell)}: {t(label).lower()}, {counted(shard.done, shard.total, '')}"
     kind = f"sp-shard sp-{tone}" if tone else "sp-shard"
     mark = MARKS.get(shard.state, "·")
-    link = tag("a", mark, href=f"/runs?id={shard.id}", title=words, aria_label=words, class_=kind)
+    link = tag("a", mark, href=f"/runs?id={shard.id}", title=description, aria_label=description, class_=kind)
     return tag("li", link)
 
 

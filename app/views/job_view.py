@@ -28,13 +28,13 @@ MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "�
 """Signs of states, for narrow cells."""
 
 
-def state_words(job: Job) -> tuple[str, Tone | str]:
+def state_label(job: Job) -> tuple[str, Tone | str]:
     if paused(job):
         return t("Paused"), "warn"
     if job.cancel_requested and job.state == "RUNNING":
         return t("Stopping…"), "warn"
-    word, tone = STATES.get(job.state, (job.state, ""))
-    return t(word), tone
+    label, tone = STATES.get(job.state, (job.state, ""))
+    return t(label), tone
 
 
 def paused(job: Job) -> bool:
@@ -43,15 +43,15 @@ def paused(job: Job) -> bool:
 
 
 def state_badge(job: Job) -> str:
-    return badge(*state_words(job))
+    return badge(*state_label(job))
 
 
 def counted(done: int, total: int | None, unit: str) -> str:
     """ "120 of 300 steps", or "1.2 MB of 8.0 MB"."""
     if unit == "bytes":
         return t("{done} of {total}", done=size(done), total=size(total)) if total else size(done)
-    words = f"{done:,}" if total is None else t("{done:,} of {total:,}", done=done, total=total)
-    return f"{words} {t(unit)}".rstrip()
+    text = f"{done:,}" if total is None else t("{done:,} of {total:,}", done=done, total=total)
+    return f"{text} {t(unit)}".rstrip()
 
 
 def shown_done(job: Job) -> int:
@@ -60,7 +60,7 @@ def shown_done(job: Job) -> int:
     return max(job.done, job.done_before or 0) if job.kind.startswith("generate_") else job.done
 
 
-def progress_words(job: Job) -> str:
+def progress_text(job: Job) -> str:
     done = shown_done(job)
     parts = [counted(done, job.total, job.unit)] if job.unit or done else []
     if stopped_early(job):
@@ -78,8 +78,8 @@ def time_left(job: Job) -> str:
         return t("finishing…")
     if job.eta_seconds is None:
         return t("estimating the time left…")
-    left = duration(job.eta_seconds)
-    return t("at most {time} left", time=left) if job.kind == "evaluate" else t("{time} left", time=left)
+    remaining = duration(job.eta_seconds)
+    return t("at most {time} left", time=remaining) if job.kind == "evaluate" else t("{time} left", time=remaining)
 
 
 def stopped_early(job: Job) -> bool:
@@ -96,12 +96,13 @@ def progress(job: Job) -> str:
     if job.state == "SUCCEEDED" and not stopped_early(job):
         done = total
     if total is None and (job.state != "RUNNING" or job.kind in ENDLESS):
-        return tag("p", safe(progress_words(job)), class_="sp-lead")
-    return progress_bar(done, total, progress_words(job))
+        return tag("p", safe(progress_text(job)), class_="sp-lead")
+    return progress_bar(done, total, progress_text(job))
 
 
-def banner(job: Job, waits_for: str = "", made: Iterable[tuple[str, str, str]] = (), tone: Tone = "good") -> str:
-    """A notice of the job's state: the error and its hint, what it waits for, or how it ended and what it `made`."""
+def banner(job: Job, waits_for: str = "", results: Iterable[tuple[str, str, str]] = (), tone: Tone = "good") -> str:
+    """A notice of the job's state: the error and its hint, what it waits for, or how it ended, with its
+    `results` (sentence, URL, link text)."""
     if job.state == "FAILED":
         text = " ".join(filter(None, (job.error or t("The job failed without a message."), job.hint)))
         return notice(text, "bad", *(("/settings/storage", t("Free up space")) if "disk is full" in text else ()))
@@ -120,8 +121,8 @@ def banner(job: Job, waits_for: str = "", made: Iterable[tuple[str, str, str]] =
     if job.state == "RUNNING":
         return notice(t("Running on the server{note}. You can close this page.", note=estimate_note(job)), "info")
     took = seconds(job)
-    words = t("Done.") if took is None else t("Done in {time}{note}.", time=duration(took), note=estimate_note(job))
-    return notice(words, tone, more=made)
+    sentence = t("Done.") if took is None else t("Done in {time}{note}.", time=duration(took), note=estimate_note(job))
+    return notice(sentence, tone, more=results)
 
 
 def estimate_note(job: Job) -> str:

@@ -50,7 +50,7 @@ def names_of(session: Session, rows: Sequence[Evaluation]) -> dict[str, str]:
     return queries.names(session, chain.from_iterable(ids))
 
 
-def model_words(row: Evaluation, names: Names) -> str:
+def model_label(row: Evaluation, names: Names) -> str:
     """`starter@my-heads` with the current names; for a server's model without a local row, the evaluation's name."""
     base, checkpoint = names.get(row.base_id or "", ""), names.get(row.checkpoint_id or "", "")
     return f"{base}@{checkpoint}" if base and checkpoint else base or row.name
@@ -71,7 +71,7 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
     return listed + pager_links(shown, lambda offset: address(view, **{"from": offset}))
 
 
-def prompts_words(row: Evaluation) -> str:
+def question_count_text(row: Evaluation) -> str:
     """`24 questions`; "" if unknown."""
     count = (row.result or {}).get("prompts")
     return plural("{n:,} question", "{n:,} questions", count) if isinstance(count, int) and count else ""
@@ -87,20 +87,20 @@ def empty_leaderboard(view: LeaderboardView) -> str:
 
 
 def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> str:
-    """Of τ if the list is sorted by it, otherwise of the speedup; of the rows with the most common settings."""
+    """Bars of τ if the list is sorted by it, otherwise of the speedup, for the rows with the most common settings."""
     by_tau = ("tau", t("Mean accepted length (τ)"), "")
-    key, words, unit = by_tau if view.sort.endswith("tau") else ("speedup", t("Speedup"), " ×")
+    key, title, unit = by_tau if view.sort.endswith("tau") else ("speedup", t("Speedup"), " ×")
     alike: dict[str, list[Bar]] = {}
     for row in rows:
         if (value := getattr(row, key)) is not None:
-            bar = Bar(model_words(row, names), value, f"{value:.2f}{unit}", *interval_ends(row, key), tree_words(row))
-            alike.setdefault(settings_words(row), []).append(bar)
+            bar = Bar(model_label(row, names), value, f"{value:.2f}{unit}", *interval_ends(row, key), tree_text(row))
+            alike.setdefault(settings_text(row), []).append(bar)
     if not alike:
         return ""
     settings, bars = max(alike.items(), key=lambda item: len(item[1]))
     others = sum(map(len, alike.values())) - len(bars)
     hint = t("Not compared: {n} with other settings. Filter the list to compare them.", n=others) if others else ""
-    return bar_chart(f"{words}: {settings}", bars, hint, baseline=bool(unit))
+    return bar_chart(f"{title}: {settings}", bars, hint, baseline=bool(unit))
 
 
 def interval_ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
@@ -112,34 +112,34 @@ def figure_cell(row: Evaluation | None, key: str, unit: str = "", linked: bool =
     value = getattr(row, key, None)
     if row is None or value is None:
         return "–"
-    words, (low, high) = safe(f"{value:.2f}{unit}"), interval_ends(row, key)
+    text, (low, high) = safe(f"{value:.2f}{unit}"), interval_ends(row, key)
     link = {"href": f"/results?id={row.id}"} if linked else {}
     between = "" if low is None or high is None else f"{low:.2f} – {high:.2f}"
-    return tag("a" if linked else "b", words, class_="sp-figure", **link) + interval_note(between)
+    return tag("a" if linked else "b", text, class_="sp-figure", **link) + interval_note(between)
 
 
-def interval_note(words: str) -> str:
+def interval_note(text: str) -> str:
     """An interval below its figure."""
-    return tag("span", safe(words), class_="sp-row-note sp-between") if words else ""
+    return tag("span", safe(text), class_="sp-row-note sp-between") if text else ""
 
 
-def settings_words(row: Evaluation) -> str:
+def settings_text(row: Evaluation) -> str:
     """What comparable rows share: `GSM8K · 24 questions · T 0 · bfloat16 · on team · vLLM`."""
     top_p = f"top-p {row.top_p:g}" if row.top_p != 1 else ""
     server = t("on {server}", server=row.source) if row.source else ""
-    parts = (row.questions, prompts_words(row), f"T {row.temperature:g}", top_p, row.dtype, server, row.machine)
+    parts = (row.questions, question_count_text(row), f"T {row.temperature:g}", top_p, row.dtype, server, row.machine)
     return " · ".join(filter(None, parts))
 
 
-def limits_words(row: Evaluation) -> str:
+def limits_text(row: Evaluation) -> str:
     """`bfloat16 · max 128 tokens`."""
     most = (row.result or {}).get("max_tokens")
     return " · ".join(filter(None, (row.dtype, t("max {n} tokens", n=most) if most else "")))
 
 
-def tree_words(row: Evaluation, own: str = N_("the draft's own tree")) -> str:
-    """The tree of an evaluation, `own` for the draft's; "" if there is none or a server chose it."""
-    return row.tree or ("" if row.source or not row.checkpoint_id else t(own))
+def tree_text(row: Evaluation, own_label: str = N_("the draft's own tree")) -> str:
+    """The tree of an evaluation, `own_label` for the draft's own; "" if there is none or a server chose it."""
+    return row.tree or ("" if row.source or not row.checkpoint_id else t(own_label))
 
 
 def address(view: LeaderboardView, **more: str) -> str:
@@ -162,10 +162,10 @@ def command(row: Evaluation, names: Names) -> str:
 
 
 def _record(row: Evaluation, names: Names) -> dict[str, Any]:
-    own = {key: getattr(row, key) for key in CSV if hasattr(Evaluation, key)}
+    stored = {key: getattr(row, key) for key in CSV if hasattr(Evaluation, key)}
     result = row.result or {}
     return {
-        **own,
+        **stored,
         "base": names.get(row.base_id or "", ""),
         "checkpoint": names.get(row.checkpoint_id or "", ""),
         "suite": suite_title(row.suite) or row.suite,
@@ -179,26 +179,26 @@ def _record(row: Evaluation, names: Names) -> dict[str, Any]:
 
 def _head(column: str, key: str, view: LeaderboardView) -> str:
     orders = {key: (" ↑", t("ascending")), f"-{key}": (" ↓", t("descending"))}
-    sign, words = orders.get(view.sort, ("", t("by another column")))
-    title = t("Sort by {column}, now {order}", column=column, order=words)
+    sign, order = orders.get(view.sort, ("", t("by another column")))
+    title = t("Sort by {column}, now {order}", column=column, order=order)
     title += f". {t(SPEEDUP_BASIS)}" if key == "speedup" else ""
     return tag("a", safe(column + sign), href=address(view.sorted_by(key)), data_pick="", title=title)
 
 
 def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:
-    words, where = (
-        safe(model_words(row, names)),
+    label, where = (
+        safe(model_label(row, names)),
         t("server {name}", name=row.source) + f", {row.machine}" if row.source else row.machine or "–",
     )
-    name = pick("evaluations", row.id, words, href=address(view, id=row.id), class_="sp-row-name")
+    name = pick("evaluations", row.id, label, href=address(view, id=row.id), class_="sp-row-name")
     return [
         name + row_note(row.note),
-        safe(row.questions or "–") + tag("div", row_note(prompts_words(row))),
+        safe(row.questions or "–") + tag("div", row_note(question_count_text(row))),
         safe(f"{row.temperature:g}"),
-        safe(tree_words(row, N_("the draft's own")) or "–"),
+        safe(tree_text(row, N_("the draft's own")) or "–"),
         figure_cell(row, "speedup", " ×") + row_note(t("end to end") if row.source and row.speedup else ""),
         figure_cell(row, "tau"),
         safe(figure(row.tokens_per_second, 1)),
-        safe(where) + tag("div", row_note(limits_words(row))),
+        safe(where) + tag("div", row_note(limits_text(row))),
         safe(ago(row.measured_at)),
     ]

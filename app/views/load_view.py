@@ -45,10 +45,10 @@ def verdict(loads: Sequence[Mapping[str, Any]]) -> str:
     if not any(load.get("speedup_interval") for load in loads):
         return ""
     if slower := stops_paying_at(loads):
-        words = t(
+        sentence = t(
             "Drafting stops paying at {n} concurrent requests: the whole interval of the speedup is below 1.", n=slower
         )
-        return notice(words, "warn")
+        return notice(sentence, "warn")
     if unclear := undecided(loads):
         return notice(
             t(

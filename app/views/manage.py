@@ -26,22 +26,22 @@ SMALL = {"size": "md", "scale": 0, "min_width": 110}
 
 
 class Manage:
-    """The controls, in a closed accordion, for rows of `table`. `chosen` is the hidden text with the row's id; `word`
+    """The controls, in a closed accordion, for rows of `table`. `chosen` is the hidden text with the row's id; `noun`
     names a row in messages and begins the element ids."""
 
-    def __init__(self, settings: Settings, table: type[Table], word: str, chosen: gr.Textbox):
-        self.settings, self.table, self.word, self.chosen = settings, table, word, chosen
-        with closed_accordion(t("Name, note, delete"), elem_id=f"{word}-manage"):
+    def __init__(self, settings: Settings, table: type[Table], noun: str, chosen: gr.Textbox):
+        self.settings, self.table, self.noun, self.chosen = settings, table, noun, chosen
+        with closed_accordion(t("Name, note, delete"), elem_id=f"{noun}-manage"):
             with gr.Row(equal_height=True, elem_classes="sp-manage"):
-                self.name = one_line(t("Name"), f"{word}-name", max_length=200, scale=2)
+                self.name = one_line(t("Name"), f"{noun}-name", max_length=200, scale=2)
                 note = {"max_lines": 4, "max_length": 4000, "scale": 3, "placeholder": "…"}
-                self.note = gr.Textbox(label=t("Note (#words are tags)"), elem_id=f"{word}-note", **note)
+                self.note = gr.Textbox(label=t("Note (#words are tags)"), elem_id=f"{noun}-note", **note)
             with gr.Row(elem_classes="sp-buttons"):
-                self.save = gr.Button(t("Save"), elem_id=f"{word}-save", **SMALL)
-                words = t("Delete this {word}", word=t(word))
-                delete = gr.Button(words, elem_id=f"{word}-delete", variant="stop", **SMALL)
-            self.message = block(elem_id=f"{word}-message")
-            self.confirm, question, self.really = confirmation_dialog(word)
+                self.save = gr.Button(t("Save"), elem_id=f"{noun}-save", **SMALL)
+                label = t("Delete this {word}", word=t(noun))
+                delete = gr.Button(label, elem_id=f"{noun}-delete", variant="stop", **SMALL)
+            self.message = block(elem_id=f"{noun}-message")
+            self.confirm, question, self.really = confirmation_dialog(noun)
         self.outputs = [self.name, self.note, self.message, self.confirm]
         delete.click(self._ask, chosen, [question, self.confirm], **QUIET)
 
@@ -53,20 +53,20 @@ class Manage:
         """After saving or deleting, put `redraw(*inputs)` into `outputs`; after deleting, `chosen` is empty."""
         saved = self.save.click(self._save, [self.chosen, self.name, self.note], self.message, **QUIET)
         deleted = self.really.click(self._delete, self.chosen, [self.message, self.chosen, self.confirm], **QUIET)
-        left = deleted.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private")
-        for event in (saved, left):
+        closed = deleted.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private")
+        for event in (saved, closed):
             event.then(redraw, inputs, outputs, **QUIET)
 
     @show_errors(gr.Column(visible=True))
     def _ask(self, row_id: str) -> tuple[str, Any]:
-        return notice(question(self.settings, self.table, self.word, row_id), "warn"), gr.Column(visible=True)
+        return notice(question(self.settings, self.table, self.noun, row_id), "warn"), gr.Column(visible=True)
 
     def _save(self, row_id: str, name: str, note: str) -> str:
         return outcome_notice(lambda: save(self.settings, self.table, row_id, name, note))
 
     @show_errors(gr.skip(), gr.Column(visible=False))
     def _delete(self, row_id: str) -> tuple[str, str, Any]:
-        return notice(delete(self.settings, self.table, self.word, row_id), "good"), "", gr.Column(visible=False)
+        return notice(delete(self.settings, self.table, self.noun, row_id), "good"), "", gr.Column(visible=False)
 
 
 def build_list(
@@ -81,20 +81,20 @@ def build_list(
     with page.listing():
         above(settings)
     with page.opened():
-        panel, manage = panel_of(settings, page.chosen), Manage(settings, what.table, what.word, page.chosen)
+        panel, manage = panel_of(settings, page.chosen), Manage(settings, what.table, what.noun, page.chosen)
     page.wire(panel, manage)
     return page
 
 
 def confirmation_dialog(
-    prefix: str, words: str = N_("Delete permanently"), keep: str = N_("Cancel"), html: str = ""
+    prefix: str, confirm_label: str = N_("Delete permanently"), cancel_label: str = N_("Cancel"), html: str = ""
 ) -> tuple[gr.Column, gr.HTML, gr.Button]:
     """A hidden confirmation: (column, question, confirming button)."""
     with gr.Column(visible=False, elem_id=f"{prefix}-confirm") as confirmation:
         question = block(html, elem_id=f"{prefix}-question")
         with gr.Row(elem_classes="sp-buttons"):
-            really = gr.Button(t(words), variant="stop", elem_id=f"{prefix}-really", **SMALL)
-            no = gr.Button(t(keep), elem_id=f"{prefix}-keep", **SMALL)
+            really = gr.Button(t(confirm_label), variant="stop", elem_id=f"{prefix}-really", **SMALL)
+            no = gr.Button(t(cancel_label), elem_id=f"{prefix}-keep", **SMALL)
     no.click(lambda: gr.Column(visible=False), None, confirmation, **QUIET)
     return confirmation, question, really
 
@@ -109,15 +109,15 @@ def note_line(row: Any) -> str:
     return tag("p", safe(row.note), class_="sp-lead sp-note") if row.note else ""
 
 
-def question(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
+def question(settings: Settings, table: type[Table], noun: str, row_id: str) -> str:
     with reading(settings) as session:
-        used = changes.dependents(session, row(session, table, word, row_id))
+        dependents = changes.dependents(session, row(session, table, noun, row_id))
     if table in KEPT_ROWS_NOTE:
-        return t("Deleting this {word} cannot be undone.", word=t(word)) + f" {t(KEPT_ROWS_NOTE[table])}"
-    if not used:
-        return t("Nothing depends on this {word}. Deleting it cannot be undone.", word=t(word))
-    words = {"word": t(word), "rows": ", ".join(used)}
-    return t("Deleting this {word} cannot be undone, and these depend on it: {rows}.", **words)
+        return t("Deleting this {word} cannot be undone.", word=t(noun)) + f" {t(KEPT_ROWS_NOTE[table])}"
+    if not dependents:
+        return t("Nothing depends on this {word}. Deleting it cannot be undone.", word=t(noun))
+    values = {"word": t(noun), "rows": ", ".join(dependents)}
+    return t("Deleting this {word} cannot be undone, and these depend on it: {rows}.", **values)
 
 
 def save(settings: Settings, table: type[Table], row_id: str, name: str, note: str) -> str:
@@ -129,21 +129,21 @@ def save(settings: Settings, table: type[Table], row_id: str, name: str, note: s
     return t("Saved.")
 
 
-def delete(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
+def delete(settings: Settings, table: type[Table], noun: str, row_id: str) -> str:
     """Delete a row, its files and what depends on it. The user has confirmed this."""
     with writing(settings) as session:
-        record = row(session, table, word, row_id)
+        record = row(session, table, noun, row_id)
         name, paths = record.name, changes.delete(session, settings, record, force=True)
     freed = changes.remove_files(paths)
-    freed_words = t("Deleted “{name}”; {size} freed.", name=name, size=size(freed))
-    return freed_words if freed else t("Deleted “{name}”.", name=name)
+    message = t("Deleted “{name}”; {size} freed.", name=name, size=size(freed))
+    return message if freed else t("Deleted “{name}”.", name=name)
 
 
-def row(session: Session, table: type[Table], word: str, row_id: str) -> Any:
+def row(session: Session, table: type[Table], noun: str, row_id: str) -> Any:
     """The row. Raises NotFound."""
     if record := session.get(table, row_id):
         return record
-    raise NotFound(f"This {word} does not exist: it was deleted, or the URL is wrong.")
+    raise NotFound(f"This {noun} does not exist: it was deleted, or the URL is wrong.")
 
 
 def outcome_notice(action: Callable[[], str], tone: str = "good") -> str:

@@ -47,7 +47,7 @@ class MatrixForm:
             fields = {"models": models, "suites": suites, "temperatures": temperatures, "tree_lines": trees}
             fields |= {"limit": limit, "max_tokens": tokens}
             self.form = JobForm(settings, "matrix", t("Start evaluation"), fields, matrix_request, note=cells_note)
-        self.form.keep()
+        self.form.keep_in_url()
         self.outputs = [box, *self.form.outputs]
 
     def opened(self, session: Session, query: Mapping[str, str]) -> list[Any]:
@@ -79,7 +79,7 @@ class ServerForm:
             fields = {"endpoint": endpoint, "model": model, "plain_model": plain, "serves": serves, "suite": suite}
             fields |= {"limit": limit, "max_tokens": tokens, "plain_endpoint": other, "concurrency": loads}
             self.form = JobForm(settings, "served", t("Start evaluation"), fields, served_request)
-        self.form.keep()
+        self.form.keep_in_url()
         self.outputs = [box, *self.form.outputs]
 
     def opened(self, session: Session, query: Mapping[str, str]) -> list[Any]:
@@ -122,11 +122,11 @@ def model_choices(session: Session) -> Choices:
 def suite_choices(session: Session) -> Choices:
     """The built-in questions (once, even if they were added as a dataset), imported suites, and every prompt set."""
     sets = queries.datasets(session, "prompts", ready_only=True)
-    options = [(words(data), data.id) for data in sets if suite_of(data) != BUILT_IN_SUITE]
+    options = [(suite_label(data), data.id) for data in sets if suite_of(data) != BUILT_IN_SUITE]
     return [(suite_title(BUILT_IN_SUITE), BUILT_IN), *options]
 
 
-def words(data: Dataset) -> str:
-    known = suite_title((data.config or {}).get("suite") or "")
-    name = f"{known} ({data.name})" if known and known != data.name else data.name
+def suite_label(data: Dataset) -> str:
+    title = suite_title((data.config or {}).get("suite") or "")
+    name = f"{title} ({data.name})" if title and title != data.name else data.name
     return f"{name} · " + plural("{n:,} question", "{n:,} questions", data.rows)

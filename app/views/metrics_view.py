@@ -52,11 +52,11 @@ def chart_of(name: str) -> tuple[str, str]:
     split, slash, rest = name.rpartition("/")
     match = NUMBERED.match(rest if slash else name)
     what, of, number = match["what"], match["of"], match["number"]
-    words = SPLITS.get(split, split)
+    split_label = SPLITS.get(split, split)
     if of:
         series = f"{of} {{n}}"
-        return f"{what}, {words}" if words else what, t(series, n=number)
-    return what, t(words) or title_of(what)
+        return f"{what}, {split_label}" if split_label else what, t(series, n=number)
+    return what, t(split_label) or title_of(what)
 
 
 def title_of(chart: str) -> str:

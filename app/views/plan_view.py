@@ -66,8 +66,8 @@ def report(job: Job) -> str:
     if job.kind != "plan" or "plain" not in result:
         return ""
     tone = "info" if result.get("best", {}).get("1", PLAIN) != PLAIN or not result.get("shapes") else "warn"
-    words = f"{result.get('busy') or ''} {result.get('verdict') or t('The plan has no result.')}".strip()
-    verdict = notice(words, "warn" if result.get("busy") else tone)
+    sentence = f"{result.get('busy') or ''} {result.get('verdict') or t('The plan has no result.')}".strip()
+    verdict = notice(sentence, "warn" if result.get("busy") else tone)
     figures = speedup_table(result) + shapes_table(result)
     drawn = verdict + figures + standalone_table(result) + conditions(result)
     return tag("section", drawn, class_="sp-stack", id="job-report", aria_label=t("Plan"))
@@ -100,7 +100,7 @@ def shapes_table(result: Result) -> str:
     for shape in (result["plain"], *result["shapes"]):
         one = shape["by_batch"]["1"]
         times = (f"{one[key]:.1f}" for key in ("step_ms", "draft_ms", "tokens_per_second"))
-        cells = [safe(w) for w in (shape["name"], f"{shape['tau']:.2f}", *times, f"{one['speedup']:.2f}×")]
+        cells = [safe(value) for value in (shape["name"], f"{shape['tau']:.2f}", *times, f"{one['speedup']:.2f}×")]
         between = interval(one, "speedup", "×")
         rows.append([*cells[:-1], cells[-1] + (row_note(between) if between else "")])
     return table(columns, rows, t("Shapes"), named=columns[1:])
@@ -118,7 +118,7 @@ def standalone_table(result: Result) -> str:
     ]
     size = rows[0].get("hidden_size")
     width = t("hidden size {n}", n=size) if size else t("layers of this base model, same hidden size")
-    words = t(
+    hint = t(
         "Standalone drafts ({width}): the acceptance rate to break even, and the speedup at some rates.", width=width
     )
     cells = []
@@ -126,8 +126,8 @@ def standalone_table(result: Result) -> str:
         needed = row["needed_acceptance"]
         share = t("not worthwhile") if needed is None else f"{needed:.0%}"
         speeds = (f"{at['speedup']:.2f}×" for at in row["speedups"].values())
-        cells.append([safe(w) for w in (row["layers"], f"{row['token_ms']:.2f} ms", share, *speeds)])
-    lead = tag("p", safe(words), class_="sp-hint")
+        cells.append([safe(value) for value in (row["layers"], f"{row['token_ms']:.2f} ms", share, *speeds)])
+    lead = tag("p", safe(hint), class_="sp-hint")
     return lead + table(columns, cells, t("Standalone drafts"), named=columns[1:])
 
 
@@ -139,5 +139,5 @@ def conditions(result: Result) -> str:
     machine = [(key.replace("_", " ").capitalize(), value) for key, value in (result.get("machine") or {}).items()]
     load = result.get("other_load")
     others = t("{load:.0%} of the CPU time", load=load) if isinstance(load, int | float) else ""
-    known = [(t("Costs"), result.get("basis", "")), (t("Acceptance from"), rests), (t("Other programs used"), others)]
-    return facts([*known, *machine])
+    items = [(t("Costs"), result.get("basis", "")), (t("Acceptance from"), rests), (t("Other programs used"), others)]
+    return facts([*items, *machine])

@@ -48,5 +48,5 @@ def tone(proof: Mapping[str, Any]) -> Tone:
 
 
 def _pair(values: Any, digits: int) -> list[str]:
-    found = values if isinstance(values, Mapping) else {}
-    return [safe(figure(finite_number(found.get(where)), digits)) for where in ("here", "there")]
+    numbers = values if isinstance(values, Mapping) else {}
+    return [safe(figure(finite_number(numbers.get(where)), digits)) for where in ("here", "there")]

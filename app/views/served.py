@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from app.forms import PAIR
 from app.i18n import N_, t
 from app.paths import PAGES
-from app.views.job_view import ACTIVE, progress_words, state_badge
+from app.views.job_view import ACTIVE, progress_text, state_badge
 from app.widgets.bulk import row_button
 from app.widgets.elements import badge, empty_state, facts, link_button, row_note
 from app.widgets.formatting import ago
@@ -35,8 +35,8 @@ def servers_table(session: Session, settings: Settings) -> str:
     running = running_servers.by_job(settings.home)
     rows = [_row(session, job, running.get(job.id, {})) for job in session.scalars(query.limit(SHOWN))]
     if not rows:
-        words = t("A server serves a model here, alone or with its draft, and is an endpoint while it runs.")
-        return empty_state(t("No server yet"), words)
+        text = t("A server serves a model here, alone or with its draft, and is an endpoint while it runs.")
+        return empty_state(t("No server yet"), text)
     columns = [t(column) if column else "" for column in COLUMNS]
     return table(columns, rows, t("Servers"), named=columns[2:4])
 
@@ -46,7 +46,7 @@ def _row(session: Session, job: Job, running: Mapping[str, Any]) -> list[str]:
     name = tag("a", safe(running.get("name") or job.name.partition(" ")[2]), href=f"{PAGES['jobs']}?id={job.id}")
     version = f"{request.its_engine.title} {running.get('version', '')}".strip()
     state = badge(t("Ready"), "good") if running and not job.cancel_requested else state_badge(job)
-    address = safe(running["endpoint"]["url"]) if running else row_note(progress_words(job) or job.error or "–")
+    address = safe(running["endpoint"]["url"]) if running else row_note(progress_text(job) or job.error or "–")
     stop = row_button("stop", job.id, t("Stop")) if job.state in ACTIVE and not job.cancel_requested else ""
     time = ago(job.started_at or job.created_at) if job.state in ACTIVE else ago(job.finished_at)
     return [state, _two_lines(name, version), safe(_model(session, request)), address, row_note(time), stop]

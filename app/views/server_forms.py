@@ -34,9 +34,9 @@ def build_servers(settings: Settings) -> None:
     on_load(partial(hub_state, settings), hub_message)
     if not settings.is_shared:
         token = one_line(t("Token"), "hub-token", placeholder="hf_…", **SECRET)
-        keep, forget = _buttons("hub", t("Save token"), t("Delete token"))
-        gr.on([keep.click, token.submit], partial(save_token, settings), token, [hub_message, token], **QUIET)
-        forget.click(partial(delete_token, settings), None, hub_message, **QUIET)
+        save, delete = _buttons("hub", t("Save token"), t("Delete token"))
+        gr.on([save.click, token.submit], partial(save_token, settings), token, [hub_message, token], **QUIET)
+        delete.click(partial(delete_token, settings), None, hub_message, **QUIET)
     section(t("Servers"), t(SERVERS))
     listed, message = block(elem_id="servers-list"), block(elem_id="servers-message")
     if settings.is_shared:
@@ -44,24 +44,24 @@ def build_servers(settings: Settings) -> None:
         return
     chosen = dropdown([], label=t("Server"), elem_id="servers-chosen")
     with gr.Row(elem_classes="sp-settings"):
-        kind = dropdown([(t(words), key) for key, words in KINDS.items()], label=t("Kind"), elem_id="servers-kind")
+        kind = dropdown([(t(label), key) for key, label in KINDS.items()], label=t("Kind"), elem_id="servers-kind")
         name = one_line(t("Name"), "servers-name", max_length=64)
         url = one_line(t("URL (several equal servers: separate by spaces)"), "servers-url", max_length=4000)
     with gr.Row(elem_classes="sp-settings"):
         model = one_line(t("Model name in requests (optional)"), "servers-model", max_length=200)
         key = one_line(t("Key (empty: unchanged)"), "servers-key", **SECRET)
-    keep, forget = _buttons("servers", t("Save server"), t("Delete server"))
+    save, delete = _buttons("servers", t("Save server"), t("Delete server"))
     fields, shown = [kind, name, url, model, key], [listed, chosen]
     on_load(partial(servers_view, settings), shown)
     chosen.input(partial(fill, settings), chosen, fields, **QUIET)
-    keep.click(partial(save_server, settings), fields, [message, key, *shown], **QUIET)
-    forget.click(partial(delete_server, settings), chosen, [message, key, *shown], **QUIET)
+    save.click(partial(save_server, settings), fields, [message, key, *shown], **QUIET)
+    delete.click(partial(delete_server, settings), chosen, [message, key, *shown], **QUIET)
 
 
-def _buttons(prefix: str, save: str, delete: str) -> tuple[gr.Button, gr.Button]:
+def _buttons(prefix: str, save_label: str, delete_label: str) -> tuple[gr.Button, gr.Button]:
     with gr.Row(elem_classes="sp-buttons"):
-        keep = gr.Button(save, variant="primary", elem_id=f"{prefix}-keep", **SMALL)
-        return keep, gr.Button(delete, variant="stop", elem_id=f"{prefix}-forget", **SMALL)
+        save_button = gr.Button(save_label, variant="primary", elem_id=f"{prefix}-keep", **SMALL)
+        return save_button, gr.Button(delete_label, variant="stop", elem_id=f"{prefix}-forget", **SMALL)
 
 
 def hub_state(settings: Settings) -> str:
@@ -86,11 +86,16 @@ def delete_token(settings: Settings) -> str:
 @show_errors(gr.skip())
 def servers_view(settings: Settings) -> tuple[str, Any]:
     """Table of the servers, and the choices of the dropdown."""
-    known = servers.known_servers(settings)
-    rows = [[safe(s.name), safe(t(KINDS[kind_of(s)])), safe(s.model or "–"), key_badge(s)] for s in known.values()]
+    known_servers = servers.known_servers(settings)
+    rows = [
+        [safe(server.name), safe(t(KINDS[kind_of(server)])), safe(server.model or "–"), key_badge(server)]
+        for server in known_servers.values()
+    ]
     columns = [t("Name"), t("Kind"), t("Model"), t("Key")]
     html = table(columns, rows, t("Servers")) if rows else tag("p", t("None yet."), class_="sp-lead")
-    return html, gr.Dropdown([(t("New server"), ""), *((s.name, key) for key, s in known.items())], value="")
+    return html, gr.Dropdown(
+        [(t("New server"), ""), *((server.name, key) for key, server in known_servers.items())], value=""
+    )
 
 
 def kind_of(server: servers.Server) -> str:
@@ -100,8 +105,8 @@ def kind_of(server: servers.Server) -> str:
 def key_badge(server: servers.Server) -> str:
     if not server.key_env:
         return safe(t("none needed"))
-    words, tone = (t("is set"), "good") if server.key else (t("is not set"), "bad")
-    return badge(f"{server.key_env} {words}", tone)
+    label, tone = (t("is set"), "good") if server.key else (t("is not set"), "bad")
+    return badge(f"{server.key_env} {label}", tone)
 
 
 def fill(settings: Settings, chosen: str) -> list[str]:

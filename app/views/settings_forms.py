@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.forms import whole
+from app.forms import whole_number
 from app.i18n import N_, t
 from app.views.manage import SMALL
 from app.visitor import visitor_of
@@ -57,8 +57,8 @@ def access_notice(settings: Settings, visitor: Visitor | None) -> str:
         day = f"{visitor.ends_at:%Y-%m-%d}" if visitor else ""
         until = t("Your login is valid until {day}, or until you log out.", day=day) if visitor else ""
         by_link = t("Open to everyone with a link of `speculoos login-link`.")
-        words = t("Open to everyone with the password.") if settings.password else by_link
-        return notice(f"{words} {until}", "good")
+        sentence = t("Open to everyone with the password.") if settings.password else by_link
+        return notice(f"{sentence} {until}", "good")
     return notice(t(OPEN, address=f"{settings.host}:{settings.port}"), "good")
 
 
@@ -72,11 +72,11 @@ def _build_name(sessions: Sessions) -> None:
         visitor = visitor_of(request)
         return visitor.user if visitor else ""
 
-    def keep(text: str, request: gr.Request) -> str:
+    def save_name(text: str, request: gr.Request) -> str:
         return rename(sessions, visitor_of(request), text)
 
     on_load(shown, name)
-    save.click(keep, name, message, **QUIET)
+    save.click(save_name, name, message, **QUIET)
 
 
 @show_errors()
@@ -92,16 +92,16 @@ def build_webhook(settings: Settings) -> None:
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         url = one_line(t("Webhook URL"), "webhook-url", placeholder=EXAMPLE, type="password", max_length=2000)
     with gr.Row(elem_classes="sp-buttons"):
-        keep = gr.Button(t("Save"), variant="primary", elem_id="webhook-keep", **SMALL)
+        save = gr.Button(t("Save"), variant="primary", elem_id="webhook-keep", **SMALL)
         test = gr.Button(t("Send test"), elem_id="webhook-test", **SMALL)
-        forget = gr.Button(t("Delete"), variant="stop", elem_id="webhook-forget", **SMALL)
+        delete_button = gr.Button(t("Delete"), variant="stop", elem_id="webhook-forget", **SMALL)
     message = block(elem_id="webhook-message")
     on_load(partial(webhook_state, settings), message)
-    for event in (keep.click, url.submit):
+    for event in (save.click, url.submit):
         event(partial(save_webhook, settings), url, [message, url], **QUIET)
     send, delete = partial(webhook.post_to_webhook, settings, TEST), partial(webhook.delete_webhook, settings)
     test.click(partial(run_and_notify, send, t("The test was accepted.")), None, message, **QUIET)
-    forget.click(partial(run_and_notify, delete, t("Deleted; nothing is sent.")), None, message, **QUIET)
+    delete_button.click(partial(run_and_notify, delete, t("Deleted; nothing is sent.")), None, message, **QUIET)
 
 
 @show_errors()
@@ -118,10 +118,10 @@ def save_webhook(settings: Settings, url: str) -> tuple[str, Any]:
 
 
 @show_errors()
-def run_and_notify(act: Callable[[], None], words: str) -> str:
-    """Run `act`. A notice with `words`, or the error."""
+def run_and_notify(act: Callable[[], None], message: str) -> str:
+    """Run `act`. A notice with `message`, or the error."""
     act()
-    return notice(words, "good")
+    return notice(message, "good")
 
 
 class RulesForm:
@@ -138,8 +138,8 @@ class RulesForm:
         save.click(self.submit, fields, message, **QUIET)
 
     def _field(self, name: str) -> gr.Textbox:
-        words = t("{n:,} (configured)", n=getattr(self.settings, name))
-        return one_line(t(RETENTION[name]), f"rule-{name}", placeholder=words, min_width=220)
+        placeholder = t("{n:,} (configured)", n=getattr(self.settings, name))
+        return one_line(t(RETENTION[name]), f"rule-{name}", placeholder=placeholder, min_width=220)
 
     def values(self) -> list[str]:
         """The saved value of each rule, "" for the default."""
@@ -150,7 +150,7 @@ class RulesForm:
     @show_errors()
     def submit(self, *values: Any) -> str:
         texts = dict(zip(RETENTION, values, strict=True))
-        save_rules(self.settings, {name: whole(RETENTION[name], value) for name, value in texts.items()})
+        save_rules(self.settings, {name: whole_number(RETENTION[name], value) for name, value in texts.items()})
         return notice(t("Saved. They take effect at the next hourly cleanup."), "good")
 
 
@@ -159,17 +159,17 @@ def build_keys(settings: Settings) -> None:
     listed = block(elem_id="keys-list")
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         name = one_line(t("New key for"), "keys-name", placeholder=t("user or program"), max_length=120, scale=2)
-        doomed = dropdown([], label=t("Key to revoke"), value=None, elem_id="keys-doomed", scale=2)
+        revocable = dropdown([], label=t("Key to revoke"), value=None, elem_id="keys-doomed", scale=2)
     with gr.Row(elem_classes="sp-buttons"):
         make = gr.Button(t("Create key"), variant="primary", elem_id="keys-make", **SMALL)
         revoke = gr.Button(t("Revoke"), variant="stop", elem_id="keys-revoke", **SMALL)
     message = block(elem_id="keys-message")
     secret = one_line(t("The new key"), "keys-secret", interactive=False, visible=False, buttons=["copy"])
-    shown = [listed, doomed]
+    shown = [listed, revocable]
     on_load(partial(keys_view, settings), shown)
     for event in (make.click, name.submit):
         event(partial(make_key, settings), name, [message, secret, name, *shown], **QUIET)
-    revoke.click(partial(revoke_key, settings), doomed, [message, secret, *shown], **QUIET)
+    revoke.click(partial(revoke_key, settings), revocable, [message, secret, *shown], **QUIET)
 
 
 @show_errors(gr.skip())

@@ -1,7 +1,7 @@
-"""The frame of every page: brand, the six places, search, theme switch, the tabs of a place and the status bar."""
+"""The frame of every page: brand, the six sections, search, theme switch, the tabs of a section and the status bar."""
 
 from app.i18n import t
-from app.paths import NEEDS_ROWS, PAGES, PLACES, place_of
+from app.paths import NEEDS_ROWS, PAGES, SECTIONS, section_of
 from app.theme import asset
 from app.widgets.text import safe, tag
 
@@ -13,18 +13,18 @@ ICONS = (
     "M5 20V10M12 20V4M19 20v-7",
     "M4 7h9m5 0h2M4 17h2m5 0h9M15.5 4.5v5M8.5 14.5v5",
 )
-"""Paths of the icons of PLACES that the bar shows on a phone, in a box of 24 × 24."""
+"""Paths of the icons of SECTIONS that the bar shows on a phone, in a box of 24 × 24."""
 
 
 def bar(page: str, can_log_out: bool = False) -> str:
-    """Brand, links to the places, search, glossary and theme buttons and, with logins, a button to log out."""
-    place = place_of(page)
+    """Brand, links to the sections, search, glossary and theme buttons and, with logins, a button to log out."""
+    section = section_of(page)
     links = ""
-    for (name, pages), drawing in zip(PLACES.items(), ICONS, strict=True):
+    for (name, pages), drawing in zip(SECTIONS.items(), ICONS, strict=True):
         path = tag("path", "", d=drawing)
         icon = tag("svg", path, viewBox="0 0 24 24", class_="sp-nav-icon", aria_hidden="true")
         first = next(iter(pages))
-        current = None if name != place else "page" if page == first else "true"
+        current = None if name != section else "page" if page == first else "true"
         links += tag("a", icon + safe(t(name)), href=PAGES[first], aria_current=current)
     at_home = "page" if page == "home" else None
     mark = f'<img src="{asset("icon.svg")}" alt="" width="26" height="26">'
@@ -42,9 +42,9 @@ def bar(page: str, can_log_out: bool = False) -> str:
 
 
 def tabs(page: str) -> str:
-    """Links to the pages of the same place; "" if there are no others."""
-    place = place_of(page)
-    pages = PLACES.get(place, {})
+    """Links to the pages of the same section; "" if there are no others."""
+    section = section_of(page)
+    pages = SECTIONS.get(section, {})
     if len(pages) < 2:
         return ""
     links = "".join(
@@ -52,4 +52,4 @@ def tabs(page: str) -> str:
         for name, label in pages.items()
         if name == page or name not in NEEDS_ROWS
     )
-    return tag("nav", links, class_="sp-tabs", aria_label=t("Pages of {place}", place=t(place)))
+    return tag("nav", links, class_="sp-tabs", aria_label=t("Pages of {place}", place=t(section)))

@@ -44,9 +44,9 @@ def job_chip(session: Session) -> str:
     more = [t("{n} waiting", n=waiting)] if waiting else []
     if running is None:
         return tag("a", safe(" · ".join([t("No job is running"), *more])), href="/runs", class_="sp-chip")
-    words = " · ".join([running.name, job_progress(running), *more])
+    text = " · ".join([running.name, job_progress(running), *more])
     dot = tag("span", "", class_="sp-dot sp-running")
-    return tag("a", dot + safe(words), href=f"/runs?id={running.id}", class_="sp-chip")
+    return tag("a", dot + safe(text), href=f"/runs?id={running.id}", class_="sp-chip")
 
 
 def job_progress(job: Job) -> str:
@@ -63,18 +63,18 @@ def process_dot(session: Session) -> str:
     silences = {name: ages[0] for name, ages in sorted(heartbeats(session).items())}
     name, seconds = max(silences.items(), key=itemgetter(1), default=("", 0.0))
     if not silences:
-        words, tone = t("no worker has reported yet"), "warn"
+        text, tone = t("no worker has reported yet"), "warn"
     elif seconds >= FRESH.total_seconds():
-        words, tone = t("{name} has not reported for {time}", name=name, time=duration(seconds)), "bad"
+        text, tone = t("{name} has not reported for {time}", name=name, time=duration(seconds)), "bad"
     else:
-        words = t("{n} processes alive", n=len(silences)) if len(silences) > 1 else t("{name} alive", name=name)
+        text = t("{n} processes alive", n=len(silences)) if len(silences) > 1 else t("{name} alive", name=name)
         tone = "good"
     if missing := [name for name in EXPECTED if name not in silences]:
-        words = " · ".join([words, t("not running: {names}", names=", ".join(missing))])
+        text = " · ".join([text, t("not running: {names}", names=", ".join(missing))])
         tone = "bad" if tone == "bad" else "warn"
     dot = tag("span", "", class_=f"sp-dot sp-{tone}", aria_hidden="true")
     calm = " sp-calm" if tone == "good" else ""
-    return tag("a", dot + safe(words), href="/settings", class_=f"sp-chip{calm}", title=", ".join(silences))
+    return tag("a", dot + safe(text), href="/settings", class_=f"sp-chip{calm}", title=", ".join(silences))
 
 
 def gpu_chips(session: Session) -> str:
@@ -89,23 +89,23 @@ def gpu_chips(session: Session) -> str:
             t("{used} of {total}", used=used, total=total) if gpu.memory_used is not None else "",
             f"{gpu.temperature} °C" if gpu.temperature is not None else "",
         )
-        words = f"{short_uuid(gpu.uuid)} {' · '.join(filter(None, values))}"
-        html += tag("span", safe(words), class_="sp-chip", title=f"{gpu.name} {gpu.uuid}")
+        text = f"{short_uuid(gpu.uuid)} {' · '.join(filter(None, values))}"
+        html += tag("span", safe(text), class_="sp-chip", title=f"{gpu.name} {gpu.uuid}")
     return html
 
 
 def disk_chip(home: Path) -> str:
     free = shutil.disk_usage(resources.nearest_existing(home)).free
-    words = t("Disk {size} free", size=size(free))
-    return tag("span", safe(words), class_=f"sp-chip {'sp-bad' if free < LOW_DISK else 'sp-calm'}")
+    text = t("Disk {size} free", size=size(free))
+    return tag("span", safe(text), class_=f"sp-chip {'sp-bad' if free < LOW_DISK else 'sp-calm'}")
 
 
 def disk_notice(settings: Settings) -> str:
     """Notice on every page while the disk is full or has too little space for jobs; otherwise ""."""
     if resources.is_disk_full(settings.home):
-        words = t("The disk that holds {folder} is full; nothing can be stored.", folder=settings.home)
+        sentence = t("The disk that holds {folder} is full; nothing can be stored.", folder=settings.home)
     elif shortage := resources.disk_shortage(settings):
-        words = t("Jobs pause: {reason}.", reason=shortage.sentence)
+        sentence = t("Jobs pause: {reason}.", reason=shortage.sentence)
     else:
         return ""
-    return notice(words, "bad", PAGES["storage"], t("Free up space"))
+    return notice(sentence, "bad", PAGES["storage"], t("Free up space"))

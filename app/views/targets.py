@@ -119,8 +119,8 @@ def _base(session: Session, name: str) -> Base | None:
 
 def _figure(checkpoint: Checkpoint) -> str:
     tau, speedup = _number(checkpoint, "mean_accepted_length"), _number(checkpoint, "speedup")
-    words = (f" · τ {tau:.2f}" if tau else "") + (f" · {speedup:.2f}×" if speedup else "")
-    return f"{words} ({t(REFERENCE)})" if words and is_reference(checkpoint) else words
+    text = (f" · τ {tau:.2f}" if tau else "") + (f" · {speedup:.2f}×" if speedup else "")
+    return f"{text} ({t(REFERENCE)})" if text and is_reference(checkpoint) else text
 
 
 def _number(checkpoint: Checkpoint, name: str) -> float:

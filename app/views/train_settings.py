@@ -60,8 +60,8 @@ class SettingControls:
 
     def named(self, values: Mapping[str, Any], method: str) -> dict[str, Any]:
         """Those of `values` that are settings of the method."""
-        own = (name for name in self.controls if method in (SETTINGS[name].methods or (method,)))
-        return {name: values[name] for name in own}
+        names = (name for name in self.controls if method in (SETTINGS[name].methods or (method,)))
+        return {name: values[name] for name in names}
 
 
 def control(setting: Setting) -> Any:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.i18n import plural, t
 from app.views import job_view
-from app.views.leaderboard import figure_cell, settings_words, tree_words
+from app.views.leaderboard import figure_cell, settings_text, tree_text
 from app.views.metrics_view import AXES, FIRST, NUMBERED, chart_of, groups_of, metric_chart, title_of
 from app.widgets.charts import Points, legend
 from app.widgets.elements import facts, fold, notice, row_note
@@ -52,17 +52,17 @@ def labels(trainings: Sequence[Training]) -> list[str]:
 
 def missing_jobs_notice(result: SelectedTrainings) -> str:
     """A notice about jobs of the URL that are not shown, and why; otherwise ""."""
-    words = []
+    sentences = []
     if result.others:
-        words.append(t("Not training runs: {names}.", names=_quoted(result.others)))
+        sentences.append(t("Not training runs: {names}.", names=_quoted(result.others)))
     if result.missing:
-        words.append(t("Jobs that do not exist: {n}.", n=result.missing))
+        sentences.append(t("Jobs that do not exist: {n}.", n=result.missing))
     if result.surplus:
-        words.append(t("At most {n} training runs can be compared.", n=MAX_TRAININGS))
-        words.append(t("Left out: {names}.", names=_quoted(result.surplus)))
+        sentences.append(t("At most {n} training runs can be compared.", n=MAX_TRAININGS))
+        sentences.append(t("Left out: {names}.", names=_quoted(result.surplus)))
     if len(result.trainings) == 1:
-        words.append(t("Only one training run is selected. Select two or more on Jobs."))
-    return notice(" ".join(words), "warn", "/runs", t("Select on Jobs")) if words else ""
+        sentences.append(t("Only one training run is selected. Select two or more on Jobs."))
+    return notice(" ".join(sentences), "warn", "/runs", t("Select on Jobs")) if sentences else ""
 
 
 def charts(metrics: Metrics) -> str:
@@ -139,12 +139,12 @@ def figures_table(session: Session, trainings: Sequence[Training], metrics: Metr
         (t("Held-out τ, greedy chain"), [figure(held_out.get(row_id)) for row_id in ids]),
         (t("Size"), [safe(size(draft.size_bytes)) if draft and draft.size_bytes else DASH for draft in drafts]),
     ]
-    rows = [(labelled(words), cells) for words, cells in rows]
+    rows = [(labelled(label), cells) for label, cells in rows]
     for way, evaluations in evaluations_by_setting(trainings)[:MOST_MEASURED]:
-        for words, key, unit in (("τ", "tau", ""), (t("Speedup"), "speedup", " ×")):
+        for label, key, unit in (("τ", "tau", ""), (t("Speedup"), "speedup", " ×")):
             cells = [figure_cell(evaluations.get(row_id), key, unit, linked=True) for row_id in ids]
-            rows.append((tag("span", safe(words) + row_note(way)), cells))
-    shown = [[words, *cells] for words, cells in rows if set(cells) != {DASH}]
+            rows.append((tag("span", safe(label) + row_note(way)), cells))
+    shown = [[label, *cells] for label, cells in rows if set(cells) != {DASH}]
     heads = {name: _head(row_id, name, ids) for name, row_id in zip(names, ids, strict=True)}
     return table(["", *names], shown, t("Figures of each training run"), wide_first=True, named=names, heads=heads)
 
@@ -166,7 +166,7 @@ def _head(row_id: str, name: str, ids: Sequence[str]) -> str:
 
 def _state(training: Training) -> str:
     job = training.job
-    how = job_view.progress_words(job) if job.state in job_view.ACTIVE else ""
+    how = job_view.progress_text(job) if job.state in job_view.ACTIVE else ""
     return job_view.state_badge(job) + (row_note(how) if how else "")
 
 
@@ -186,7 +186,7 @@ def evaluations_by_setting(trainings: Sequence[Training]) -> list[tuple[str, dic
     ways: dict[str, dict[str, Evaluation]] = {}
     for training in trainings:
         for row in training.evaluations:
-            way = " · ".join(filter(None, (settings_words(row), tree_words(row))))
+            way = " · ".join(filter(None, (settings_text(row), tree_text(row))))
             ways.setdefault(way, {}).setdefault(training.job.id, row)
     newest = {way: max(row.created_at for row in rows.values()) for way, rows in ways.items()}
     return sorted(ways.items(), key=lambda item: (-len(item[1]), -newest[item[0]].timestamp()))
@@ -212,12 +212,12 @@ def settings_table(trainings: Sequence[Training]) -> str:
 def split_settings(values: Sequence[Values]) -> tuple[dict[str, list[str]], Values]:
     """(differing settings → value of each training, equal settings → value). "–": the training lacks the setting."""
     keys = list(dict.fromkeys(key for settings in values for key in settings))
-    rows = {key: [value_words(settings[key]) if key in settings else DASH for settings in values] for key in keys}
+    rows = {key: [value_text(settings[key]) if key in settings else DASH for settings in values] for key in keys}
     differ = {key: row for key, row in rows.items() if len(set(row)) > 1}
     return differ, {key: row[0] for key, row in rows.items() if key not in differ}
 
 
-def value_words(value: Any) -> str:
+def value_text(value: Any) -> str:
     """The value of a setting as text."""
     if isinstance(value, bool):
         return t("yes") if value else t("no")

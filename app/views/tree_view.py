@@ -69,8 +69,8 @@ def tuning_part(session: Session, row: Checkpoint) -> str:
     job = next((job for job in session.scalars(query) if job.request.get("checkpoint_id") == row.id), None)
     if job is None:
         return tuning_result(row)
-    words = t("“{name}” is {state}.", name=job.name, state=t(job.state.lower()))
-    return notice(words, "info", f"/runs?id={job.id}", t("Open the job")) + tuning_result(row)
+    sentence = t("“{name}” is {state}.", name=job.name, state=t(job.state.lower()))
+    return notice(sentence, "info", f"/runs?id={job.id}", t("Open the job")) + tuning_result(row)
 
 
 def tuning_result(checkpoint: Checkpoint) -> str:
@@ -101,13 +101,13 @@ def tuning_result(checkpoint: Checkpoint) -> str:
 
 def _verdict(checkpoint: Checkpoint, result: Mapping[str, Any]) -> str:
     """A notice of the tuning's result with its machine, precision and date; "" without one."""
-    words = (checkpoint.figures or {}).get("tuning")
-    words = t(FASTER) if result.get("plain_is_faster") else t("Tuned: {words}", words=words) if words else ""
-    if not words:
+    text = (checkpoint.figures or {}).get("tuning")
+    text = t(FASTER) if result.get("plain_is_faster") else t("Tuned: {words}", words=text) if text else ""
+    if not text:
         return ""
     parts = [machine_name(result), str(result.get("dtype") or ""), str(result.get("at") or "")[:10]]
     where = ", ".join(filter(None, parts))
-    message = " ".join(filter(None, (words, kept_tree_note(result), f"({where})" if where else "")))
+    message = " ".join(filter(None, (text, kept_tree_note(result), f"({where})" if where else "")))
     busy = str(result.get("busy") or "")
     return (notice(busy, "warn") if busy else "") + notice(message, verdict_tone(result))
 
@@ -129,8 +129,8 @@ def _found_tree(result: Mapping[str, Any]) -> str:
     level."""
     drafting = result.get("drafting") or {}
     if drafting and "tree" not in drafting and result.get("depth"):
-        found = {"nodes": result.get("nodes"), "depth": result["depth"]}
-        return t("{nodes} nodes, depth {depth}, selected at each step", **found)
+        values = {"nodes": result.get("nodes"), "depth": result["depth"]}
+        return t("{nodes} nodes, depth {depth}, selected at each step", **values)
     return trees.drafting_text(drafting) or t("none: plain decoding")
 
 

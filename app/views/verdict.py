@@ -53,49 +53,49 @@ class TrainingFacts:
     still_learning: bool = False
 
 
-def verdict(known: TrainingFacts, ways: Mapping[str, str]) -> TrainingVerdict:
+def verdict(facts: TrainingFacts, ways: Mapping[str, str]) -> TrainingVerdict:
     """`ways`: next step → its URL, see `next_steps`."""
-    if known.tau is None:
+    if facts.tau is None:
         text = t("No conversations were held out, so its quality is unknown. Evaluate it on questions.")
         return TrainingVerdict(text, "info", ways["evaluate"], t("Evaluate it"))
-    if known.tau >= GOOD_TAU and not known.slower and not known.uncertain:
-        text = " ".join([_meaning(known), t("Chat with it, or export it for a server.")])
+    if facts.tau >= GOOD_TAU and not facts.slower and not facts.uncertain:
+        text = " ".join([_meaning(facts), t("Chat with it, or export it for a server.")])
         return TrainingVerdict(text, "good", ways["chat"], t("Chat with the draft"))
-    advice, step, button = _advice(known, ways)
-    tone: Tone = "warn" if known.measured and (known.slower or known.tau < BREAK_EVEN_TAU) else "info"
-    return TrainingVerdict(f"{_meaning(known)} {advice}", tone, ways[step], button)
+    advice, step, button = _advice(facts, ways)
+    tone: Tone = "warn" if facts.measured and (facts.slower or facts.tau < BREAK_EVEN_TAU) else "info"
+    return TrainingVerdict(f"{_meaning(facts)} {advice}", tone, ways[step], button)
 
 
-def _meaning(known: TrainingFacts) -> str:
-    source = t("on questions") if known.measured else t("estimated on held-out conversations, before any evaluation")
+def _meaning(facts: TrainingFacts) -> str:
+    source = t("on questions") if facts.measured else t("estimated on held-out conversations, before any evaluation")
     text = t(
         "τ {tau:.2f} {source}: each pass of the base model generates {tau:.1f} tokens instead of one.",
-        tau=known.tau,
+        tau=facts.tau,
         source=source,
     )
     more = ""
-    if known.speedup is not None:
-        slow = t("too slow: ") if known.slower else ""
-        more = t("Measured (batch size 1, local engine): {slow}{n:.2f} × the baseline.", slow=slow, n=known.speedup)
-    elif not known.measured:
+    if facts.speedup is not None:
+        slow = t("too slow: ") if facts.slower else ""
+        more = t("Measured (batch size 1, local engine): {slow}{n:.2f} × the baseline.", slow=slow, n=facts.speedup)
+    elif not facts.measured:
         more = t("Evaluate it on questions to measure its speed.")
-    elif known.tau < BREAK_EVEN_TAU:
+    elif facts.tau < BREAK_EVEN_TAU:
         more = t("That is too low to be faster than the baseline on most machines.")
-    elif known.tau < GOOD_TAU:
+    elif facts.tau < GOOD_TAU:
         more = t("That is a start; a good draft has {n:.0f} or more.", n=GOOD_TAU)
     return f"{text} {more}".rstrip()
 
 
-def _advice(known: TrainingFacts, ways: Mapping[str, str]) -> tuple[str, str, str]:
+def _advice(facts: TrainingFacts, ways: Mapping[str, str]) -> tuple[str, str, str]:
     """(advice, next step, button text): more data first, then more training, then another method."""
-    if 0 < known.rows < ENOUGH:
-        few = t("Too little data: it was trained on {n:,} conversations.", n=known.rows)
-        if known.prompts and ways["prompts"]:
-            advice = t("Generate responses to all {n:,} prompts.", n=known.prompts)
+    if 0 < facts.rows < ENOUGH:
+        few = t("Too little data: it was trained on {n:,} conversations.", n=facts.rows)
+        if facts.prompts and ways["prompts"]:
+            advice = t("Generate responses to all {n:,} prompts.", n=facts.prompts)
             return f"{few} {advice}", "prompts", t("Use all prompts")
         advice = t("Import more prompts and generate responses to them.")
         return f"{few} {advice}", "data", t("Import more prompts")
-    if known.still_learning:
+    if facts.still_learning:
         return t("It was still improving when it ended: train it longer."), "longer", t("Train twice as long")
     if ways["method"]:
         best = METHODS[BEST_METHOD].title
@@ -114,14 +114,14 @@ def part(session: Session, job: Job, more: str = "", chat: str = "") -> str:
     data = session.get(Dataset, checkpoint.dataset_id or "")
     source = session.get(Dataset, data.source_id or "") if data else None
     prompts = source.rows if source and source.rows > data.rows else 0
-    known = facts_of(job, checkpoint, row, sum(each.rows for each in sets), prompts)
-    result = verdict(known, next_steps(job, session.get_one(Base, checkpoint.base_id), checkpoint, data, sets))
+    facts = facts_of(job, checkpoint, row, sum(each.rows for each in sets), prompts)
+    result = verdict(facts, next_steps(job, session.get_one(Base, checkpoint.base_id), checkpoint, data, sets))
     buttons = link_button(result.button, result.link, main=True, id="verdict-next")
     if row:
         pending = row.state == "pending"
         link = f"/runs?id={row.job_id}" if pending and row.job_id else f"/results?id={row.id}"
-        words = t("Open its running evaluation") if pending else t("Open its evaluation")
-        buttons += link_button(words, link, id="verdict-evaluation")
+        label = t("Open its running evaluation") if pending else t("Open its evaluation")
+        buttons += link_button(label, link, id="verdict-evaluation")
     if chat and chat != result.link:
         buttons += link_button(t("Chat with the draft"), chat, id="open-playground")
     html = notice(result.text, result.tone) + tag("div", buttons + more, class_="sp-link-row")
@@ -159,14 +159,14 @@ def next_steps(
     job: Job, base: Base, checkpoint: Checkpoint, data: Dataset | None, sets: list[Dataset]
 ) -> dict[str, str]:
     """URLs of the possible next steps; "" for those that do not apply."""
-    own = {"base": base.id, **({"data": ",".join(data_set.id for data_set in sets)} if sets else {})}
+    form = {"base": base.id, **({"data": ",".join(data_set.id for data_set in sets)} if sets else {})}
     if job.experiment_id:
-        own["experiment"] = job.experiment_id
+        form["experiment"] = job.experiment_id
     return {
         "prompts": f"/data?id={data.source_id}" if data and data.source_id else "",
         "data": f"/data?{urlencode({'base': base.id})}",
         "longer": f"/runs/new?{urlencode({'clone': job.id, 'longer': 2})}",
-        "method": "" if checkpoint.method == BEST_METHOD else f"/runs/new?{urlencode({**own, 'method': BEST_METHOD})}",
+        "method": "" if checkpoint.method == BEST_METHOD else f"/runs/new?{urlencode({**form, 'method': BEST_METHOD})}",
         "chat": model_link("playground", base.name, checkpoint.name),
         "evaluate": f"/models/drafts?id={checkpoint.id}",
     }

@@ -97,9 +97,9 @@ def compare_button() -> str:
     return _button("go", t("Compare training runs"), go="/runs/compare?ids=", least=2)
 
 
-def name_field(name: str, button: str, label: str, known: Sequence[str]) -> str:
-    """Text field with `known` names as suggestions, and the button of the action `name` that receives its text."""
-    options = "".join(tag("option", value=each) for each in known)
+def name_field(name: str, button: str, label: str, suggestions: Sequence[str]) -> str:
+    """Text field with `suggestions`, and the button of the action `name` that receives its text."""
+    options = "".join(tag("option", value=each) for each in suggestions)
     about = {"class_": "sp-bulk-text", "maxlength": LONGEST, "placeholder": label, "aria_label": label}
     field = tag("input", type="text", list=f"bulk-{name}", data_bulk_text=True, **about).removesuffix("</input>")
     return field + tag("datalist", options, id=f"bulk-{name}") + _button(name, button, named="yes")
@@ -111,9 +111,9 @@ def _button(name: str, label: str, confirmation: str = "", **data: object) -> st
     return tag("button", safe(label), **common, data_confirm=confirmation or None, **more)
 
 
-def row_button(action: str, row_id: str, words: str) -> str:
+def row_button(action: str, row_id: str, label: str) -> str:
     """Button of one row."""
-    return _button(action, words, row=row_id)
+    return _button(action, label, row=row_id)
 
 
 def on_bulk(listed: gr.HTML, actions: Mapping[str, Action], outputs: list[Any]) -> Any:
@@ -140,9 +140,9 @@ def run_bulk_action(action: Action, row_ids: Sequence[str], text: str = "") -> s
             reasons.append(error_text(error))
     good = len(row_ids) - len(reasons)
     message = notice(f"{action.done}: {good}.", "good") if good else ""
-    left = list(dict.fromkeys(reasons))
-    if not left:
+    distinct = list(dict.fromkeys(reasons))
+    if not distinct:
         return message
-    rest = [t("And {n} more reasons.", n=len(left) - MAX_REASONS)] if len(left) > MAX_REASONS else []
-    words = " ".join([t("Not done: {n}.", n=len(reasons)), *left[:MAX_REASONS], *rest])
-    return message + notice(words, "bad")
+    rest = [t("And {n} more reasons.", n=len(distinct) - MAX_REASONS)] if len(distinct) > MAX_REASONS else []
+    problem = " ".join([t("Not done: {n}.", n=len(reasons)), *distinct[:MAX_REASONS], *rest])
+    return message + notice(problem, "bad")

@@ -54,12 +54,12 @@ class ChartStyle:
         choose = {"max": max, "min": min}.get(self.best)
         return choose(points, key=lambda point: point[1]) if choose else points[-1]
 
-    def place(self, at: float, across: str) -> str:
+    def position_text(self, at: float, across: str) -> str:
         """Where the best point is: ` at step 40`, ` at 4 nodes`."""
-        words = f"{at:,.0f}" if at == int(at) else f"{at:.3g}"
+        number = f"{at:,.0f}" if at == int(at) else f"{at:.3g}"
         if not self.best:
             return ""
-        return " " + (t("at step {n}", n=words) if across == t("step") else t("at {n} {unit}", n=words, unit=across))
+        return " " + (t("at step {n}", n=number) if across == t("step") else t("at {n} {unit}", n=number, unit=across))
 
     def style(self, name: str, index: int) -> str:
         return f"sp-line-{(self.order.index(name) if name in self.order else index) % STYLES}"
@@ -83,19 +83,19 @@ def line_chart(
     styles = {name: look.style(name, index) for index, name in enumerate(shown)}
     named = {name: look.named(finite[name]) for name in shown}
     x, y = _scales([*shown.values()], percent)
-    whole = all(float(step).is_integer() for points in shown.values() for step, _ in points)
+    whole_steps = all(float(step).is_integer() for points in shown.values() for step, _ in points)
     lines = "".join(_line(styles[name], points, named[name], x, y, look.dots) for name, points in shown.items())
     ends = ", ".join(f"{name} {_number(value, percent)} {unit}".strip() for name, (_, value) in named.items())
     last = max(at for at, _ in named.values())
     up = look.up or unit or ("%" if percent else "")
     picture = tag(
         "svg",
-        _grid(x, y, percent, whole) + _axes(across, up) + lines + tag("g", class_="sp-chart-mark"),
+        _grid(x, y, percent, whole_steps) + _axes(across, up) + lines + tag("g", class_="sp-chart-mark"),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         tabindex="0",
         aria_label=t("{title}: {values} at {across}", title=title, values=ends, across=across)
-        + (f" {last:.0f}" if whole else f" {last:.3g}"),
+        + (f" {last:.0f}" if whole_steps else f" {last:.3g}"),
     )
     data = {
         "names": list(shown),
@@ -106,8 +106,10 @@ def line_chart(
         **{"across": across, "percent": percent, "unit": unit, "title": title, "near": look.near},
     }
     one_unit = f" {unit}" if unit and len(shown) == 1 else ""  # with several lines only the axis shows it
-    words = {name: _number(value, percent) + one_unit + look.place(at, across) for name, (at, value) in named.items()}
-    keys = tag("ul", "".join(_key(styles[name], name, text) for name, text in words.items())) if look.legend else ""
+    key_texts = {
+        name: _number(value, percent) + one_unit + look.position_text(at, across) for name, (at, value) in named.items()
+    }
+    keys = tag("ul", "".join(_key(styles[name], name, text) for name, text in key_texts.items())) if look.legend else ""
     file = tag("button", "CSV", type="button", class_="sp-link-button", title=t("Download the values as CSV"))
     caption = tag("figcaption", tag("span", labelled(title)) + file)
     tip = tag("p", class_="sp-chart-tip", role="status", hidden=True)
@@ -160,30 +162,30 @@ def _axes(across: str, up: str) -> str:
     return right + tag("text", safe(up), x=4, y=12, class_="sp-axis")
 
 
-def tick_words(values: Sequence[float], percent: bool) -> list[str]:
+def tick_labels(values: Sequence[float], percent: bool) -> list[str]:
     """Labels of ticks, with as many digits as they need to differ."""
-    words = [_number(value, percent) for value in values]
+    labels = [_number(value, percent) for value in values]
     for digits in range(1, 9):
-        if len(set(words)) == len(words):
+        if len(set(labels)) == len(labels):
             break
-        words = [f"{value:.{digits}%}" if percent else f"{value:.{digits + 2}g}" for value in values]
-    return words
+        labels = [f"{value:.{digits}%}" if percent else f"{value:.{digits + 2}g}" for value in values]
+    return labels
 
 
-def _grid(x: Scale, y: Scale, percent: bool, whole: bool) -> str:
+def _grid(x: Scale, y: Scale, percent: bool, whole_steps: bool) -> str:
     values = ticks(y.low, y.high)
-    rows = "".join(_row(value, words, y) for value, words in zip(values, tick_words(values, percent), strict=True))
-    steps = [v for v in ticks(x.low, x.high, 5) if v >= 0 and (v == int(v) or not whole)]
-    labels = [f"{v:,.0f}" for v in steps] if whole else tick_words(steps, False)
+    rows = "".join(_row(value, label, y) for value, label in zip(values, tick_labels(values, percent), strict=True))
+    steps = [v for v in ticks(x.low, x.high, 5) if v >= 0 and (v == int(v) or not whole_steps)]
+    labels = [f"{v:,.0f}" for v in steps] if whole_steps else tick_labels(steps, False)
     below = {"y": HEIGHT - BOTTOM + 18, "text_anchor": "middle"}
-    marks = (tag("text", words, x=f"{x(v):.1f}", **below) for v, words in zip(steps, labels, strict=True))
+    marks = (tag("text", label, x=f"{x(v):.1f}", **below) for v, label in zip(steps, labels, strict=True))
     return rows + "".join(marks)
 
 
-def _row(value: float, words: str, y: Scale) -> str:
+def _row(value: float, label: str, y: Scale) -> str:
     at = f"{y(value):.1f}"
     rule = tag("line", class_="sp-grid", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at)
-    return rule + tag("text", words, x=LEFT - 6, y=at, text_anchor="end", dominant_baseline="middle")
+    return rule + tag("text", label, x=LEFT - 6, y=at, text_anchor="end", dominant_baseline="middle")
 
 
 def _line(style: str, points: Points, named: tuple[float, float], x: Scale, y: Scale, dots: bool) -> str:

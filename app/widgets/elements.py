@@ -43,8 +43,8 @@ def closed_accordion(title: str, **options: Any) -> gr.Accordion:
 
 def page_header(title: str, lead: str) -> gr.HTML:
     """The page's title and one sentence about its purpose."""
-    words = tag("h1", safe(title)) + tag("p", safe(lead), class_="sp-lead")
-    return block(tag("header", words, class_="sp-page-header"))
+    html = tag("h1", safe(title)) + tag("p", safe(lead), class_="sp-lead")
+    return block(tag("header", html, class_="sp-page-header"))
 
 
 def stop_button(elem_id: str) -> gr.Button:
@@ -58,9 +58,9 @@ def section(title: str, lead: str = "") -> gr.HTML:
     return block(tag("h2", safe(title), class_="sp-section") + lead_html)
 
 
-def link_button(words: str, to: str, main: bool = False, **attributes: object) -> str:
+def link_button(label: str, to: str, main: bool = False, **attributes: object) -> str:
     """A link that looks like a button; `main` highlights it."""
-    return tag("a", safe(words), href=to, class_="sp-button" if main else "sp-button sp-quiet", **attributes)
+    return tag("a", safe(label), href=to, class_="sp-button" if main else "sp-button sp-quiet", **attributes)
 
 
 def notice(
@@ -68,12 +68,12 @@ def notice(
 ) -> str:
     """One sentence in a colored strip with a sign, and `more` sentences with links; `link` must be a URL of this
     application."""
-    words = []
+    parts = []
     for sentence, to, name in ((text, link, link_text), *more):
-        words += [safe_with_code(sentence), tag("a", safe(name or to), href=to) if to else ""]
+        parts += [safe_with_code(sentence), tag("a", safe(name or to), href=to) if to else ""]
     sign = tag("span", SIGNS[tone], class_="sp-sign", aria_hidden="true")
     role = "alert" if tone == "bad" else "status"
-    return tag("div", sign + tag("span", " ".join(words).rstrip()), class_=f"sp-notice sp-{tone}", role=role)
+    return tag("div", sign + tag("span", " ".join(parts).rstrip()), class_=f"sp-notice sp-{tone}", role=role)
 
 
 def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> str:
@@ -92,17 +92,17 @@ def fold(title: str, html: str) -> str:
     return tag("details", tag("summary", safe(title)) + html, class_="sp-fold") if html else ""
 
 
-def row_note(words: object) -> str:
-    """Small text below or beside a name; "" without words."""
-    return tag("span", safe(words), class_="sp-row-note") if words else ""
+def row_note(text: object) -> str:
+    """Small text below or beside a name; "" for an empty text."""
+    return tag("span", safe(text), class_="sp-row-note") if text else ""
 
 
 def tiles(items: Iterable[tuple[str, object, str]]) -> str:
     """A row of values: name above, value large, note small."""
     html = ""
     for name, value, note in items:
-        words = tag("span", labelled(name), class_="sp-tile-label") + tag("span", safe(value), class_="sp-tile-value")
-        html += tag("div", words + (tag("span", safe(note), class_="sp-tile-note") if note else ""), class_="sp-tile")
+        content = tag("span", labelled(name), class_="sp-tile-label") + tag("span", safe(value), class_="sp-tile-value")
+        html += tag("div", content + (tag("span", safe(note), class_="sp-tile-note") if note else ""), class_="sp-tile")
     return tag("div", html, class_="sp-tiles")
 
 

@@ -52,7 +52,7 @@ class Panel(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """A list of rows of `table` on `page`; `word` is the name of one row. `html(session, list_query, offset)` draws a
+    """A list of rows of `table` on `page`; `noun` is the name of one row. `html(session, list_query, offset)` draws a
     page of the list for the result of `query_of`.
 
     `signature` returns a text that changes with the list, `row_signature` one that changes with the open row.
@@ -60,7 +60,7 @@ class Listing:
 
     page: str
     table: type[Table]
-    word: str
+    noun: str
     html: Html
     signature: Callable[[Session], str]
     filters: tuple[str, ...] = field(default=(N_("All"),))
@@ -178,7 +178,7 @@ class ListPage:
         try:
             with reading(self.settings) as session:
                 row = session.get(self.what.table, row_id) if row_id else None
-                missing = f"This {self.what.word} does not exist: it was deleted, or the URL is wrong."
+                missing = f"This {self.what.noun} does not exist: it was deleted, or the URL is wrong."
                 problem = ""
                 if row is None:
                     problem = notice(t(missing), "warn") if row_id else self.what.hint(session, query)
@@ -224,9 +224,9 @@ class ListPage:
 
     def _back(self, query: Mapping[str, str]) -> str:
         """Link back to the list with its query and start."""
-        kept = urlencode({key: query[key] for key in self.what.keys if query.get(key)})
-        href = PAGES[self.what.page] + (f"?{kept}" if kept else "")
-        back = f"← All {self.what.word}s"
+        query_text = urlencode({key: query[key] for key in self.what.keys if query.get(key)})
+        href = PAGES[self.what.page] + (f"?{query_text}" if query_text else "")
+        back = f"← All {self.what.noun}s"
         return pick(self.what.page, "", safe(t(back)), class_="sp-back", href=href)
 
 
@@ -281,6 +281,6 @@ def changed_parts(seen: str, now: str, parts: list[Any]) -> list[Any]:
     """[the new `seen` (signature and checksums), *parts], with gr.skip() for texts that the page shows already."""
     before = seen.partition(SIGNATURE_SEPARATOR)[2].split()
     sums = [str(zlib.crc32(part.encode())) if isinstance(part, str) else "-" for part in parts]
-    known = before if len(before) == len(sums) else ["-"] * len(sums)
-    fresh = [gr.skip() if new == old != "-" else part for part, new, old in zip(parts, sums, known, strict=True)]
+    old_sums = before if len(before) == len(sums) else ["-"] * len(sums)
+    fresh = [gr.skip() if new == old != "-" else part for part, new, old in zip(parts, sums, old_sums, strict=True)]
     return [now + SIGNATURE_SEPARATOR + " ".join(sums), *fresh]

@@ -72,10 +72,10 @@ def filtered_query(query: Select[Any], list_query: ListQuery) -> Select[Any]:
     return query.order_by(None).order_by(*SORT_COLUMNS[list_query.sort](table)) if list_query.sort else query
 
 
-def empty_list_html(query: ListQuery, word: str, *begin: str) -> str:
-    """Text of an empty list; `word` is what the list contains, `begin` (text, link, link text) says how to add one."""
-    none, empty = f"No {word} matches the filter and the search.", f"No {word} yet"
-    return empty_state(t("No matches"), t(none)) if query.is_filtered else empty_state(t(empty), *begin)
+def empty_list_html(query: ListQuery, noun: str, *how_to_add: str) -> str:
+    """Text of an empty list; `noun` is what the list contains. `how_to_add`: text, link and link text."""
+    none, empty = f"No {noun} matches the filter and the search.", f"No {noun} yet"
+    return empty_state(t("No matches"), t(none)) if query.is_filtered else empty_state(t(empty), *how_to_add)
 
 
 def narrow_script(names: Iterable[str]) -> str:

@@ -76,8 +76,8 @@ def on_pick(listed: gr.HTML, query: gr.Textbox, fn: Callable[[str], Any], output
 def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
     """A link to row `row_id` of `page`, or to the list; `content` is HTML."""
     path = PAGES[page]
-    own = {"href": f"{path}?id={row_id}" if row_id else path, "data_pick": row_id}
-    return tag("a", content, **{**own, **attributes})
+    defaults = {"href": f"{path}?id={row_id}" if row_id else path, "data_pick": row_id}
+    return tag("a", content, **{**defaults, **attributes})
 
 
 def pager(name: str, page: Page[Any], query: ListQuery) -> str:
@@ -108,15 +108,15 @@ def table(
     matrix: bool = False,
     tools: str = "",
 ) -> str:
-    """A table of HTML cells; `wide_first` widens the first column, `heads` are HTML heads of some columns, `count` are
-    words above a list and `tools` HTML beside them. A click anywhere on a row opens its `sp-row-name`. A table without
+    """A table of HTML cells; `wide_first` widens the first column, `heads` are HTML heads of some columns, `count` is a
+    text above a list and `tools` HTML beside it. A click anywhere on a row opens its `sp-row-name`. A table without
     links and buttons takes the keyboard focus itself, so that it can be scrolled.
 
     On a narrow screen each row becomes a card: cells of `named` columns show the column's name, empty cells are hidden.
     A `matrix` stays a table there and scrolls sideways beside its first column.
     """
     named_heads = [(heads or {}).get(column) or labelled(column) for column in columns]
-    head = tag("tr", "".join(tag("th", words, scope="col") if words else tag("td") for words in named_heads))
+    head = tag("tr", "".join(tag("th", title, scope="col") if title else tag("td") for title in named_heads))
     body = "".join(
         tag("tr", "".join(_cell(c, cell, named) for c, cell in zip(columns, row, strict=True))) for row in rows
     )

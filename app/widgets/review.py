@@ -36,11 +36,11 @@ def line(estimate: Estimate) -> str:
     time = t("time unknown") if estimate.seconds is None else t("about {time}", time=rounded(estimate.seconds))
     steps = [t("{n:,} steps", n=estimate.steps)] if estimate.steps else []
     space = [t("{size} memory", size=size(estimate.memory)), t("{size} disk", size=size(estimate.disk))]
-    words = " · ".join([time, *steps, *space])
-    return tag("p", safe(words), class_="sp-review-line")
+    text = " · ".join([time, *steps, *space])
+    return tag("p", safe(text), class_="sp-review-line")
 
 
-def command_box(command: str, words: str = N_("Equivalent command")) -> str:
+def command_box(command: str, title: str = N_("Equivalent command")) -> str:
     """A command line, to copy."""
-    label = tag("span", safe(t(words)), class_="sp-tile-label") if words else ""
+    label = tag("span", safe(t(title)), class_="sp-tile-label") if title else ""
     return tag("div", label + tag("code", safe(command), class_="sp-command", tabindex="0"))

@@ -35,7 +35,7 @@ LABELS = {
 
 def definitions() -> dict[str, list[str]]:
     """Name and definition of each term, for the scripts (static/dom.js)."""
-    names = {key: t(word) for word, key in reversed([*LABELS.items(), (N_("step"), "step")])}
+    names = {key: t(term) for term, key in reversed([*LABELS.items(), (N_("step"), "step")])}
     names["tau"] += " (τ)"
     return {key: [names[key][:1].upper() + names[key][1:], t(text)] for key, text in TERMS.items()}
 
@@ -54,6 +54,6 @@ def label(text: object) -> str:
 def _terms(_language: str) -> tuple[re.Pattern[str], dict[str, str]]:
     """(pattern that finds the longest term, term → key) in the current language. Only Latin letters beside a word make
     it part of another one."""
-    keys = {t(word).lower(): key for word, key in LABELS.items()}
+    keys = {t(term).lower(): key for term, key in LABELS.items()}
     longest_first = "|".join(map(re.escape, sorted(keys, key=len, reverse=True)))
     return re.compile(rf"(?<![a-zß-ÿ])({longest_first})(?![a-zß-ÿ])", re.IGNORECASE), keys

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from app.widgets.charts import ChartStyle, line_chart, tick_words, ticks
+from app.widgets.charts import ChartStyle, line_chart, tick_labels, ticks
 
 
 def chart_data(markup: str) -> dict:
@@ -78,7 +78,7 @@ def test_a_hostile_name_is_shown_literally():
     ],
 )
 def test_labels_of_an_axis_differ(values, percent, expected):
-    assert tick_words(values, percent) == expected
+    assert tick_labels(values, percent) == expected
 
 
 def test_axes_are_labelled():

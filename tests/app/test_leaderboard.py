@@ -134,7 +134,7 @@ def test_runs_on_few_and_on_many_questions_are_told_apart(filled: Settings) -> N
         assert different.count("<li>") == 1 and "20 questions" in different and "Not compared: 1 with" in different
         assert "Not compared" not in chart(session, suite="GSM8K", temperature="0", prompts="4")
         assert row_ids(session, prompts="4") == ["c"]
-        assert "4 questions" in leaderboard.settings_words(row), "also what trainings are compared by"
+        assert "4 questions" in leaderboard.settings_text(row), "also what trainings are compared by"
         assert [evaluation.id for evaluation in board.comparable_evaluations(session, row)] == ["c"], (
             "side by side: like with like"
         )

@@ -96,9 +96,9 @@ def test_progress_says_how_far_and_how_long():
     job = Job(
         kind="train", state="RUNNING", done=120, total=300, unit="steps", eta_seconds=95.0, progress_note="epoch 1"
     )
-    assert job_view.progress_words(job) == "120 of 300 steps · 1 min 35 s left · epoch 1"
+    assert job_view.progress_text(job) == "120 of 300 steps · 1 min 35 s left · epoch 1"
     job.eta_seconds = None
-    assert "estimating the time left" in job_view.progress_words(job)
+    assert "estimating the time left" in job_view.progress_text(job)
     assert job_view.counted(1_200_000, 93_000_000, "bytes") == "1.2 MB of 93.0 MB"
 
 
@@ -107,18 +107,18 @@ def test_the_work_after_the_last_step_is_named():
     assert job_progress(job) == "100% · finishing…"
     job.progress_note = "looking for the tree that is fastest here"
     assert job_progress(job) == "100% · looking for the tree that is fastest here"
-    assert job_view.progress_words(job) == "20 of 20 steps · finishing… · looking for the tree that is fastest here"
+    assert job_view.progress_text(job) == "20 of 20 steps · finishing… · looking for the tree that is fastest here"
 
 
 def test_a_count_of_answers_does_not_fall_back_after_a_kill():
     """`done_before` is the progress of earlier attempts; this attempt repeats the rows that were not stored."""
     job = Job(kind="generate_data", state="RUNNING", done=16, done_before=40, total=100, unit="rows", progress_note="")
-    assert job_view.progress_words(job).startswith("40 of 100 rows") and 'value="40"' in job_view.progress(job)
+    assert job_view.progress_text(job).startswith("40 of 100 rows") and 'value="40"' in job_view.progress(job)
     assert job_progress(job).startswith("40%")
     job.done = 56
-    assert job_view.progress_words(job).startswith("56 of 100 rows")
+    assert job_view.progress_text(job).startswith("56 of 100 rows")
     job.kind, job.done = "train", 16
-    assert job_view.progress_words(job).startswith("16 of 100 rows"), "a training's steps are what its state says"
+    assert job_view.progress_text(job).startswith("16 of 100 rows"), "a training's steps are what its state says"
 
 
 def test_a_failure_is_one_sentence_with_what_to_change():

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from app import theme
 from app.gradio_gate import FRAMES
 from app.main import make_app, make_pages
-from app.paths import MOVED, PAGES, PLACES
+from app.paths import MOVED, PAGES, SECTIONS
 from app.views import shell, status_bar
 from app.widgets import elements, formatting
 from app.widgets.text import safe, safe_with_code, tag
@@ -183,18 +183,18 @@ def test_attribute_values_are_escaped() -> None:
 
 
 def test_navigation_marks_the_page_one_is_on() -> None:
-    for place, pages in PLACES.items():
+    for section, pages in SECTIONS.items():
         first, *others = pages
-        assert re.findall(r'<a href="([^"]+)" aria-current="page">', shell.bar(first)) == [PAGES[first]], place
+        assert re.findall(r'<a href="([^"]+)" aria-current="page">', shell.bar(first)) == [PAGES[first]], section
         for page in others:
             assert re.findall(r'<a href="([^"]+)" aria-current="true">', shell.bar(page)) == [PAGES[first]], page
             assert re.findall(r'<a href="([^"]+)" aria-current="page">', shell.tabs(page)) == [PAGES[page]]
     assert 'class="sp-brand" aria-current="page"' in shell.bar("home")
 
 
-def test_every_page_belongs_to_one_place() -> None:
-    assert sorted(page for pages in PLACES.values() for page in pages) == sorted(set(PAGES) - {"home"})
-    assert len(PLACES) == 6
+def test_every_page_belongs_to_one_section() -> None:
+    assert sorted(page for pages in SECTIONS.values() for page in pages) == sorted(set(PAGES) - {"home"})
+    assert len(SECTIONS) == 6
 
 
 @pytest.mark.parametrize("name", MOVED)

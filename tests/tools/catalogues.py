@@ -98,7 +98,7 @@ def _list_texts() -> set[str]:
     """Texts about a row, which name its kind (app/widgets/list_page.py, list_query.py)."""
     texts = ("This {} does not exist: it was deleted, or the URL is wrong.", "← All {}s", "No {} yet")
     texts += ("No {} matches the filter and the search.",)
-    return {text.format(listing.word) for listing in LISTINGS for text in texts}
+    return {text.format(listing.noun) for listing in LISTINGS for text in texts}
 
 
 def _job_texts() -> set[str]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.views.job_view import banner, state_words
+from app.views.job_view import banner, state_label
 from speculoos import resources
 from speculoos.settings import load
 from tests.workers.conftest import Bench, wait_until
@@ -67,7 +67,7 @@ def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_
         "free some space and the job continues automatically"
     )
     assert paused.attempt_cap > 5, "its attempt is given back"
-    assert state_words(paused) == ("Paused", "warn") and "the minimum is 4.2 MB" in banner(paused)
+    assert state_label(paused) == ("Paused", "warn") and "the minimum is 4.2 MB" in banner(paused)
     other = submit_count(small, tmp_path / "other", steps=2)
     wait_until(lambda: wait_reason(small, other.id).startswith("Paused: "), 90, "the reason on the pages")
     assert small.job(other.id).attempt == 0 and small.job(job.id).attempt == 1
