@@ -26,7 +26,7 @@ from models.starter import starter_path
 from speculoos.files import write_json
 from speculoos.reporting import ConsoleReporter
 from training.loop import train
-from workers.jobs.words import parse_settings
+from workers.jobs.arguments import parse_settings
 
 COMMON = {
     **{"epochs": 0, "patience": 0, "warmup_ratio": 0.03, "lr": 0.001, "beta2": 0.95, "clip": 1.0},

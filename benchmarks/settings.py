@@ -24,7 +24,7 @@ from models.methods.recipes import read_recipe
 from models.starter import starter_path
 from speculoos.reporting import SilentReporter
 from training.loop import train
-from workers.jobs.words import parse_settings
+from workers.jobs.arguments import parse_settings
 
 HELD_OUT = {"held_out": 0.1, "max_held_out": 80}
 

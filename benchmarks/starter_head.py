@@ -23,7 +23,7 @@ from models.methods.recipes import read_recipe
 from models.starter import starter_path
 from speculoos.reporting import ConsoleReporter
 from training.loop import train
-from workers.jobs.words import parse_settings
+from workers.jobs.arguments import parse_settings
 
 RECIPE = "eagle3-starter"
 MAX_TOKENS = 128

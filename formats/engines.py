@@ -85,16 +85,16 @@ class ServerEngine:
 
 
 def _vllm(launch: LaunchOptions) -> list[str]:
-    words = ["--model", str(launch.base), "--served-model-name", launch.model, "--host", "127.0.0.1"]
-    words += ["--port", str(launch.port), "--max-model-len", str(launch.context)]
-    words += ["--tensor-parallel-size", str(launch.gpus)] if launch.gpus > 1 else []
-    words += ["--gpu-memory-utilization", f"{GPU_SHARE / launch.share:.2f}"] if launch.gpus else ["--enforce-eager"]
-    words += ["--dtype", launch.precision] if launch.precision != "auto" else []
+    arguments = ["--model", str(launch.base), "--served-model-name", launch.model, "--host", "127.0.0.1"]
+    arguments += ["--port", str(launch.port), "--max-model-len", str(launch.context)]
+    arguments += ["--tensor-parallel-size", str(launch.gpus)] if launch.gpus > 1 else []
+    arguments += ["--gpu-memory-utilization", f"{GPU_SHARE / launch.share:.2f}"] if launch.gpus else ["--enforce-eager"]
+    arguments += ["--dtype", launch.precision] if launch.precision != "auto" else []
     if launch.draft:
         options = vllm_draft(launch.method, str(launch.draft), launch.tokens)
         options |= {SCHEDULE: launch.schedule} if launch.schedule else {}
-        words += ["--speculative-config", json.dumps(options), "--per-request-spec-decode-metrics", "detailed"]
-    return words
+        arguments += ["--speculative-config", json.dumps(options), "--per-request-spec-decode-metrics", "detailed"]
+    return arguments
 
 
 def _vllm_environment(launch: LaunchOptions) -> dict[str, str]:
@@ -108,32 +108,32 @@ def _sglang(launch: LaunchOptions) -> list[str]:
     key = launch.folder / KEY_FILE
     key.touch(mode=0o600)
     key.write_text(f"api-key: {launch.key}\n")
-    words = ["--config", str(key), "--model-path", str(launch.base), "--served-model-name", launch.model]
-    words += ["--host", "127.0.0.1", "--port", str(launch.port), "--context-length", str(launch.context)]
-    words += ["--tp-size", str(launch.gpus)] if launch.gpus > 1 else []
-    words += ["--mem-fraction-static", f"{GPU_SHARE / launch.share:.2f}"] if launch.gpus else ["--device", "cpu"]
-    words += ["--dtype", launch.precision] if launch.precision != "auto" else []
+    arguments = ["--config", str(key), "--model-path", str(launch.base), "--served-model-name", launch.model]
+    arguments += ["--host", "127.0.0.1", "--port", str(launch.port), "--context-length", str(launch.context)]
+    arguments += ["--tp-size", str(launch.gpus)] if launch.gpus > 1 else []
+    arguments += ["--mem-fraction-static", f"{GPU_SHARE / launch.share:.2f}"] if launch.gpus else ["--device", "cpu"]
+    arguments += ["--dtype", launch.precision] if launch.precision != "auto" else []
     if launch.draft:
         algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE", "dflash": "DFLASH"}.get(launch.method, "EAGLE")
-        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(launch.draft)]
+        arguments += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(launch.draft)]
         steps = ["--speculative-num-steps", str(launch.tokens), "--speculative-eagle-topk", "1"]
-        words += [] if launch.method == "dflash" else steps
-        words += ["--speculative-num-draft-tokens", str(launch.tokens + 1)]
-    return words
+        arguments += [] if launch.method == "dflash" else steps
+        arguments += ["--speculative-num-draft-tokens", str(launch.tokens + 1)]
+    return arguments
 
 
 def _llamacpp(launch: LaunchOptions) -> list[str]:
-    words = ["-m", str(launch.base), "--alias", launch.model, "--host", "127.0.0.1", "--port", str(launch.port)]
-    words += ["-c", str(launch.context * PARALLEL), "-np", str(PARALLEL), "--metrics"]
-    words += ["-ngl", "999"] if launch.gpus else []
+    arguments = ["-m", str(launch.base), "--alias", launch.model, "--host", "127.0.0.1", "--port", str(launch.port)]
+    arguments += ["-c", str(launch.context * PARALLEL), "-np", str(PARALLEL), "--metrics"]
+    arguments += ["-ngl", "999"] if launch.gpus else []
     exact = launch.precision == "float32"
     # its flash attention and its cache compute in float16, which can change a text where two tokens are almost equal
-    words += ["--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32"] if exact else []
+    arguments += ["--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32"] if exact else []
     if launch.draft:
         kind = {"eagle3": "draft-eagle3", "dflash": "draft-dflash"}.get(launch.method, "draft-simple")
-        words += ["--model-draft", str(launch.draft), "--spec-type", kind, "--spec-draft-n-max", str(launch.tokens)]
-        words += ["--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"] if exact else []
-    return words
+        arguments += ["--model-draft", str(launch.draft), "--spec-type", kind, "--spec-draft-n-max", str(launch.tokens)]
+        arguments += ["--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32"] if exact else []
+    return arguments
 
 
 ENGINES = {

@@ -315,8 +315,8 @@ def medusa_vllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     With `original_lm_head` all heads share lm_heads.0."""
     config, weights = open_folder(folder)
 
-    def last(word: str, default: int) -> int:
-        return [default, *(value for key, value in config.items() if "num" in key and word in key)][-1]
+    def last(noun: str, default: int) -> int:
+        return [default, *(value for key, value in config.items() if "num" in key and noun in key)][-1]
 
     vocabulary = config.get("vocab_size", 32001)
     matrix = "lm_heads.0.weight" if config.get("original_lm_head") else "lm_heads.{head}.weight"

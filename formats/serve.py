@@ -70,8 +70,8 @@ def vllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     schedule = tokens_by_load(tokens, loads)
     options |= {SCHEDULE: schedule} if schedule else {}
     command = f"vllm serve {_model(facts)}{_served_name(facts)} --speculative-config {shlex.quote(json.dumps(options))}"
-    words = f"is written as vLLM {SCHEDULE_VERSION} reads it; if another version refuses it, leave it out."
-    note = f"\n{code_span(SCHEDULE)} {words}\n" if schedule else ""
+    sentence = f"is written as vLLM {SCHEDULE_VERSION} reads it; if another version refuses it, leave it out."
+    note = f"\n{code_span(SCHEDULE)} {sentence}\n" if schedule else ""
     return _served(command, facts, 8000) + note
 
 

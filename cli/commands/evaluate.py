@@ -19,8 +19,8 @@ from speculoos.suites import BUILT_IN_SUITE_NAME
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Evaluation
+from workers.jobs.arguments import parse_settings
 from workers.jobs.evaluate import ONLY_SERVERS, Evaluate, check_sampling
-from workers.jobs.words import parse_settings
 
 
 @request_options(Evaluate)

@@ -150,8 +150,8 @@ def _export_for_server(row: ExportRow, form: str, output: Path | None, force: bo
     report = build_export(row.path, row.load_base(), form, target, ConsoleReporter(), row.facts, force)
     files = [target] if target.is_file() else [path for path in target.iterdir() if path.is_file()]
     result = {"path": str(target), "bytes": sum(path.stat().st_size for path in files), "checkpoint": row.full_name}
-    words = [f"{target}, for {report.servers}", *checks(report), "README.md in it says how to serve it."]
-    finish({**result, **report.to_json()}, as_json, "\n".join(words))
+    lines = [f"{target}, for {report.servers}", *checks(report), "README.md in it says how to serve it."]
+    finish({**result, **report.to_json()}, as_json, "\n".join(lines))
     if not report.passed:
         say(f"Validation failed; this export should not be served: {' '.join(report.failures)}")
     return 0 if report.passed else 1

@@ -12,7 +12,7 @@ from cli.console import Json, finish, say
 from models.methods import trees
 from ops.homes import open_home
 from speculoos.files import new_file
-from workers.jobs.words import parse_settings
+from workers.jobs.arguments import parse_settings
 
 Model = Annotated[str, typer.Option(help="Base model: a name, BASE@DRAFT, or a folder.")]
 CheckpointOption = Annotated[str, typer.Option(help="Draft: a name or a folder.")]

@@ -51,7 +51,7 @@ def plan(
         result = _measure_plan(model, costs, curves, choices, (questions, fields.limit), device)
     if keep:
         write_json(keep.expanduser(), result["costs"])
-    return finish({"model": model, **result}, as_json, words(result))
+    return finish({"model": model, **result}, as_json, plan_text(result))
 
 
 def _measure_plan(
@@ -92,7 +92,7 @@ def read_curves(path: Path) -> Any:
     return curves_of_trace([Step.of_record(line) for line in lines])
 
 
-def words(result: dict[str, Any]) -> str:
+def plan_text(result: dict[str, Any]) -> str:
     """The plan as tables with the verdict below."""
     batches = list(result["plain"]["by_batch"])
     rows = []

@@ -15,8 +15,8 @@ from speculoos.errors import BadInput, NotFound
 from speculoos.reporting import ConsoleReporter
 from tracking import evaluations
 from tracking.db import writing
+from workers.jobs.arguments import parse_settings
 from workers.jobs.requests import ReplayRequest
-from workers.jobs.words import parse_settings
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate drafts on recorded responses.")
 NGRAM = "ngram"

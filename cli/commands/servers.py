@@ -60,7 +60,7 @@ def _start(settings: Settings, request: Serve, as_json: bool) -> None:
                 if _has_ended(settings, job.id):
                     follow(settings, job.id)  # raises its error
                 time.sleep(POLL_SECONDS)
-            finish(entry, as_json, _words(entry))
+            finish(entry, as_json, _entry_text(entry))
             if services.is_owner:
                 say("Ctrl-C stops it.")
                 follow(settings, job.id, services)
@@ -96,7 +96,7 @@ def prove(
         show_estimate(settings, request, as_json)
         return 0
     result = run_proof(settings, request)
-    finish(result, as_json, _proof_words(result["proof"]))
+    finish(result, as_json, _proof_text(result["proof"]))
     return 0 if result["proof"]["agrees"] else 1
 
 
@@ -120,7 +120,7 @@ def run_proof(settings: Settings, request: Prove) -> dict[str, Any]:
         return {"evaluation": row.id, "proof": row.result["proof"]}
 
 
-def _proof_words(proof: dict[str, Any]) -> str:
+def _proof_text(proof: dict[str, Any]) -> str:
     rows = [(f"accepted at {p['position']}", p["here"], p["there"]) for p in proof["positions"]]
     rows += [("τ", *(proof["tau"][where] for where in ("here", "there")))]
     for name, label in (("tokens_per_second", "tokens/s"), ("plain_tokens_per_second", "tokens/s without draft")):
@@ -151,9 +151,9 @@ def list_servers(as_json: Json = False) -> None:
     entries = [_entry(job, running.get(job.id, {})) for job in active]
     rows = [(e["name"], e["engine"], e["state"], e["url"] or e["note"]) for e in entries]
     engines = {name: _environment(settings, name) for name in ENGINES}
-    words = [table(rows, ("name", "engine", "state", "address"))]
-    words += [f"{ENGINES[name].title}: {where}" for name, where in engines.items()]
-    finish({"servers": entries, "engines": engines}, as_json, "\n".join(words))
+    lines = [table(rows, ("name", "engine", "state", "address"))]
+    lines += [f"{ENGINES[name].title}: {where}" for name, where in engines.items()]
+    finish({"servers": entries, "engines": engines}, as_json, "\n".join(lines))
 
 
 @app.command()
@@ -216,7 +216,7 @@ def _entry(job: Job, running: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _words(entry: dict[str, Any]) -> str:
+def _entry_text(entry: dict[str, Any]) -> str:
     draft = f" with {entry['tokens']} draft tokens" if entry["tokens"] else ""
     return (
         f"{entry['engine']} {entry['version']} serves {entry['model']}{draft} at {entry['url']}; "

@@ -18,8 +18,8 @@ from speculoos.people import current_user
 from tracking import queries
 from tracking.db import reading
 from tracking.reports import last_metrics
+from workers.jobs.arguments import parse_settings
 from workers.jobs.requests import Train
-from workers.jobs.words import parse_settings
 
 
 class TrainCommand(TyperCommand):
@@ -27,13 +27,13 @@ class TrainCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Store the arguments for the help, which is printed before they are parsed."""
-        ctx.meta["words"] = list(args)
+        ctx.meta["arguments"] = list(args)
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Help below the options."""
         recipes = {recipe.name: recipe for recipe in list_recipes()}
-        what = next((word for word in ctx.meta["words"] if word in METHODS or word in recipes), "")
+        what = next((name for name in ctx.meta["arguments"] if name in METHODS or name in recipes), "")
         if not what:
             with formatter.section("Recipes"):
                 formatter.write_dl([(name, f"{each.method}: {each.about}") for name, each in recipes.items()])

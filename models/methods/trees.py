@@ -65,7 +65,7 @@ def drafting_text(drafting: Mapping[str, Any]) -> str:
     """Options in text form, up to 200 characters; "" for the checkpoint's own."""
     rest = dict(drafting)
     name = [str(rest.pop("drafter"))] if "drafter" in rest else []
-    tree = [_tree_words(rest.pop("tree"))] if "tree" in rest else []
+    tree = [_tree_text(rest.pop("tree"))] if "tree" in rest else []
     return ", ".join([*name, *tree, *(f"{key} {json.dumps(value)}" for key, value in sorted(rest.items()))])[:200]
 
 
@@ -150,7 +150,7 @@ def _json(text: str) -> Any:
         return None
 
 
-def _tree_words(tree: Any) -> str:
+def _tree_text(tree: Any) -> str:
     """`chain 4`, `tree 4x2x1`, else the number of nodes with a short hash."""
     try:
         leaves = _without_prefixes([tuple(int(rank) for rank in choice) for choice in tree])

@@ -10,7 +10,7 @@ from corpus.rows import parse_mapping
 from formats import FORMATS
 from speculoos.settings import load
 from tests.workers.test_command_line import parsed
-from workers.jobs.words import parse_settings
+from workers.jobs.arguments import parse_settings
 
 CLONE = Path(__file__).resolve().parents[2]
 PAGE = (CLONE / "docs" / "nemo.md").read_text(encoding="utf-8")

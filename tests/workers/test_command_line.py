@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from models.methods.trees import parse
 from speculoos.errors import BadInput
+from workers.jobs.arguments import parse_numbers, parse_settings
 from workers.jobs.request import command_for
 from workers.jobs.requests import (
     Evaluate,
@@ -26,7 +27,6 @@ from workers.jobs.requests import (
     Train,
     Tune,
 )
-from workers.jobs.words import parse_numbers, parse_settings
 
 NAMES = {"b1": "starter", "d1": "my prompts", "d2": "answers", "c1": "my-heads"}
 PAIR = {"base_id": "b1", "checkpoint_id": "c1"}

@@ -118,7 +118,7 @@ class EngineProcess:
         found = [
             match[1]
             for line in lines
-            if (match := ERROR.search(line)) and not any(words in line for words in NOT_CAUSES)
+            if (match := ERROR.search(line)) and not any(harmless in line for harmless in NOT_CAUSES)
         ]
         cause = found[-1 if was_ready else 0] if found else " / ".join(line.strip() for line in lines[-SHOWN_LINES:])
         message = f"{name} {what}" + (f": {cause[:LONGEST_LINE].rstrip('.')}." if cause else ".")

@@ -15,10 +15,10 @@ from speculoos.suites import BUILT_IN_SUITE_NAME, OWN_SUITE_NAME, suite_title
 from tracking import queries
 from tracking.tables import Base, Dataset, Evaluation
 from workers.jobs import sizes
+from workers.jobs.arguments import MAX_BATCH, MAX_LAYERS, Operand, changed_options, option, pairs, parse_counts
 from workers.jobs.builtin import QUESTIONS, built_in_of
 from workers.jobs.estimates import TUNING_SHARE
 from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.words import MAX_BATCH, MAX_LAYERS, Operand, changed_options, option, pairs, parse_counts
 
 MAX_TEMPERATURE = 5.0
 STEPS_PER_TOKEN = 1.7  # decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4
@@ -157,14 +157,18 @@ class Evaluate(Measurement):
         return self.decoding_need(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1))
 
     def command(self, named: Namer) -> list[str]:
-        words = ["evaluate", *option("model", named(self.base_id)), *option("checkpoint", named(self.checkpoint_id))]
+        arguments = [
+            "evaluate",
+            *option("model", named(self.base_id)),
+            *option("checkpoint", named(self.checkpoint_id)),
+        ]
         of_servers = ("endpoint", "endpoint_model", "plain_model", "plain_endpoint", "concurrency")
-        words += changed_options(self, *of_servers)
-        words += option("questions", named(self.dataset_id))
-        words += ["--limit", str(self.limit), "--max-tokens", str(self.max_tokens)]
+        arguments += changed_options(self, *of_servers)
+        arguments += option("questions", named(self.dataset_id))
+        arguments += ["--limit", str(self.limit), "--max-tokens", str(self.max_tokens)]
         done = (*of_servers, "limit", "max_tokens")
-        words += changed_options(self, *(key for key in type(self).options() if key not in done))
-        return [*words, *pairs("--draft", self.drafting)]
+        arguments += changed_options(self, *(key for key in type(self).options() if key not in done))
+        return [*arguments, *pairs("--draft", self.drafting)]
 
 
 class PlanRequest(Measurement):
@@ -199,8 +203,8 @@ class PlanRequest(Measurement):
         return self.decoding_need(session, generated + FORWARDS * sum(3 + batch for batch in self.batches))
 
     def command(self, named: Namer) -> list[str]:
-        words = ["plan", Operand(self.model(named)), *(["--machine", "FILE"] if self.costs else [])]
-        return [*words, *option("questions", named(self.dataset_id)), *changed_options(self, *type(self).options())]
+        arguments = ["plan", Operand(self.model(named)), *(["--machine", "FILE"] if self.costs else [])]
+        return [*arguments, *option("questions", named(self.dataset_id)), *changed_options(self, *type(self).options())]
 
 
 class ReplayRequest(Measurement):
@@ -234,8 +238,8 @@ class ReplayRequest(Measurement):
 
     def command(self, named: Namer) -> list[str]:
         data, draft = Operand(named(self.dataset_id)), self.model(named)
-        words = ["replay", "run", data, *option("draft", draft), "--limit", str(self.limit)]
-        return [*words, *changed_options(self, "show"), *pairs("--set", self.drafting)]
+        arguments = ["replay", "run", data, *option("draft", draft), "--limit", str(self.limit)]
+        return [*arguments, *changed_options(self, "show"), *pairs("--set", self.drafting)]
 
 
 class Tune(Measurement):
@@ -262,8 +266,8 @@ class Tune(Measurement):
         return self.decoding_need(session, self.limit * self.max_tokens + TUNING_STEPS)
 
     def command(self, named: Namer) -> list[str]:
-        words = ["tune", Operand(self.model(named)), *option("questions", named(self.dataset_id))]
-        return [*words, *changed_options(self, *type(self).options())]
+        arguments = ["tune", Operand(self.model(named)), *option("questions", named(self.dataset_id))]
+        return [*arguments, *changed_options(self, *type(self).options())]
 
 
 def check_sampling(temperatures: Sequence[float], top_ps: Sequence[float], dtypes: Sequence[str]) -> None:

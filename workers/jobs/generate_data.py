@@ -11,8 +11,8 @@ from speculoos.settings import Settings
 from tracking import queries
 from tracking.tables import Base, Dataset, Table
 from workers.jobs import sizes
+from workers.jobs.arguments import changed_options, option, parse_numbers
 from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.words import changed_options, option, parse_numbers
 
 SHARD_ROWS = 5000  # default number of prompts per shard; smaller generations are one job
 
@@ -145,8 +145,13 @@ class GenerateData(Request):
         return Need(work=work, disk=disk, memory=memory + 4e8, minutes=self.max_minutes)
 
     def command(self, named: Namer) -> list[str]:
-        words = ["data", "generate", *option("prompts", named(self.source_id)), *option("model", named(self.base_id))]
-        return [*words, *changed_options(self, *type(self).options())]
+        arguments = [
+            "data",
+            "generate",
+            *option("prompts", named(self.source_id)),
+            *option("model", named(self.base_id)),
+        ]
+        return [*arguments, *changed_options(self, *type(self).options())]
 
 
 class GenerateShard(GenerateData):

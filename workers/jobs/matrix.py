@@ -19,9 +19,9 @@ from speculoos.errors import BadInput, NotFound
 from speculoos.suites import BUILT_IN_SUITE_NAME, suite_title
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Table
+from workers.jobs.arguments import each, option
 from workers.jobs.evaluate import DTYPE_HELP, MAX_NUMBER, SEED_HELP, Evaluate, check_sampling
 from workers.jobs.request import Namer, Request
-from workers.jobs.words import each, option
 
 MAX_CELLS = 1000  # maximum number of cells; each is a job and a cell of the grid on the page
 MAX_COMBINATIONS = 50 * MAX_CELLS
@@ -76,17 +76,28 @@ class Matrix(Request):
         return matrix_evaluations(session, self)
 
     def command(self, named: Namer) -> list[str]:
-        words = ["matrix"]
+        arguments = ["matrix"]
         for model in self.models:
             base, checkpoint = named(model["base_id"]), model.get("checkpoint_id")
-            words += option("model", f"{base}@{named(checkpoint)}" if checkpoint else base)
-        words += [
-            word for suite in self.suites for word in option("suite", named(suite) if suite else BUILT_IN_SUITE_NAME)
+            arguments += option("model", f"{base}@{named(checkpoint)}" if checkpoint else base)
+        arguments += [
+            argument
+            for suite in self.suites
+            for argument in option("suite", named(suite) if suite else BUILT_IN_SUITE_NAME)
         ]
-        words += each("temperature", self.temperatures, [0.0]) + each("top-p", self.top_ps, [1.0])
-        words += each("dtype", self.dtypes, [""])
-        words += each("tree", [trees.editable_text(options) for options in self.drafting], [trees.CHECKPOINT_OPTIONS])
-        return [*words, "--limit", str(self.limit), "--max-tokens", str(self.max_tokens), *option("seed", self.seed, 0)]
+        arguments += each("temperature", self.temperatures, [0.0]) + each("top-p", self.top_ps, [1.0])
+        arguments += each("dtype", self.dtypes, [""])
+        arguments += each(
+            "tree", [trees.editable_text(options) for options in self.drafting], [trees.CHECKPOINT_OPTIONS]
+        )
+        return [
+            *arguments,
+            "--limit",
+            str(self.limit),
+            "--max-tokens",
+            str(self.max_tokens),
+            *option("seed", self.seed, 0),
+        ]
 
     def _axes(self) -> tuple[Sequence[Any], ...]:
         return self.models, self.drafting, self.suites, self.temperatures, self.top_ps, self.dtypes

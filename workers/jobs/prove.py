@@ -11,10 +11,10 @@ from speculoos.settings import Settings
 from tracking import queries
 from tracking.tables import Base, Evaluation
 from workers.jobs import sizes
+from workers.jobs.arguments import Operand, changed_options, option
 from workers.jobs.evaluate import MAX_NUMBER, STEPS_PER_TOKEN, Measurement
 from workers.jobs.request import Namer, Need
 from workers.jobs.serve import engine_command, not_installed
-from workers.jobs.words import Operand, changed_options, option
 
 
 class Prove(Measurement):
@@ -57,5 +57,5 @@ class Prove(Measurement):
         return Need(work=need.work, disk=sizes.weights_bytes(base), memory=need.memory + 2e9)
 
     def command(self, named: Namer) -> list[str]:
-        words = ["servers", "prove", Operand(self.model(named)), *option("questions", named(self.dataset_id))]
-        return [*words, *changed_options(self, *self.options())]
+        arguments = ["servers", "prove", Operand(self.model(named)), *option("questions", named(self.dataset_id))]
+        return [*arguments, *changed_options(self, *self.options())]

@@ -19,8 +19,8 @@ from models.methods.settings import Setting, settings_error, settings_of
 from speculoos.files import total_bytes
 from speculoos.settings import Settings
 from tracking.tables import Base, Checkpoint, Dataset, Table
+from workers.jobs.arguments import changed_options, joined, option
 from workers.jobs.training_memory import Forecast
-from workers.jobs.words import changed_options, joined, option
 
 INPUTS: dict[str, type[Table]] = {"base_id": Base, "checkpoint_id": Checkpoint, "dataset_id": Dataset}
 Namer = Callable[[str], str]  # maps the id of a row to its name, or to the id itself if the name is unknown

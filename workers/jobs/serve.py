@@ -15,8 +15,8 @@ from tracking import queries
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Job
 from workers.jobs import sizes
+from workers.jobs.arguments import Operand, changed_options
 from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.words import Operand, changed_options
 
 ENVIRONMENTS = "engines"
 """Folder of the home with a virtual environment for each installed engine."""

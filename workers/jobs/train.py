@@ -16,10 +16,10 @@ from speculoos.settings import HiddenStatesServer, Settings
 from tracking import queries
 from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.jobs import sizes
+from workers.jobs.arguments import changed_options, option, pairs
 from workers.jobs.evaluate import Tune
 from workers.jobs.request import Namer, Need, Rate, Request
 from workers.jobs.training_memory import Forecast, base_dtype
-from workers.jobs.words import changed_options, option, pairs
 
 STEP_OPERATIONS = 1000  # cost of clipping and updating one parameter (memory-bound) as operations
 FIXED_OPERATIONS = 2e9
@@ -170,9 +170,9 @@ class Train(Request):
         return Need(**limits, steps=steps, step_note=f"of {config.step_tokens:,} tokens, {interval}", fixed_bytes=fixed)
 
     def command(self, named: Namer) -> list[str]:
-        words = ["train", self.method, *option("model", named(self.base_id))]
-        words += [word for row_id in self.dataset_ids for word in option("data", named(row_id))]
-        return [*words, *changed_options(self, *type(self).options()), *pairs("--set", self.settings)]
+        arguments = ["train", self.method, *option("model", named(self.base_id))]
+        arguments += [argument for row_id in self.dataset_ids for argument in option("data", named(row_id))]
+        return [*arguments, *changed_options(self, *type(self).options()), *pairs("--set", self.settings)]
 
 
 def find_server(settings: Settings, config: TrainConfig) -> HiddenStatesServer | None:

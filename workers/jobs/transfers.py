@@ -14,8 +14,8 @@ from tracking import queries
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, Dataset
 from workers.jobs import sizes
+from workers.jobs.arguments import Operand, changed_options, option, pairs
 from workers.jobs.request import Namer, Need, Rate, Request
-from workers.jobs.words import Operand, changed_options, option, pairs
 
 HUB = "hub:"  # prefix of the `path` of an import from the Hub: `hub:OWNER/NAME[@REVISION][:PART]`
 BUILT_IN_PREFIX = "builtin:"  # prefix of the `path` of an included dataset: `builtin:NAME`
@@ -132,8 +132,8 @@ class ImportDraft(FileRequest):
     def command(self, named: Namer) -> list[str]:
         uploaded = self.source == "upload"  # the user has the folder under its own name
         location = Operand(f"./{PurePath(self.location).name}" if uploaded else self.location)
-        words = ["models", "add-draft", location, *option("model", named(self.base_id))]
-        return [*words, "--source", "folder" if uploaded else self.source, *option("format", self.layout)]
+        arguments = ["models", "add-draft", location, *option("model", named(self.base_id))]
+        return [*arguments, "--source", "folder" if uploaded else self.source, *option("format", self.layout)]
 
 
 class ImportFile(FileRequest):
@@ -208,8 +208,8 @@ class ImportAnswered(ImportFile):
         return {"kind": "conversations", "config": self.to_json(), "base_id": self.base_id}
 
     def command(self, named: Namer) -> list[str]:
-        words = ["data", "import", Operand(self.file_name), "--answered", *option("model", named(self.base_id))]
-        return [*words, *changed_options(self, "limit"), *pairs("--field", self.fields)]
+        arguments = ["data", "import", Operand(self.file_name), "--answered", *option("model", named(self.base_id))]
+        return [*arguments, *changed_options(self, "limit"), *pairs("--field", self.fields)]
 
 
 class Export(FileRequest):

@@ -35,7 +35,7 @@ from workers.timing import JobTiming, job_timing
 log = logging.getLogger(__name__)
 CLEANUP_SECONDS = 300.0  # interval at which it checks whether the hourly cleanup is due (see ops.retention)
 WATCHED = "webhook:watched"
-WORDS = {JobState.SUCCEEDED: "is done", JobState.FAILED: "has failed"}
+STATE_TEXTS = {JobState.SUCCEEDED: "is done", JobState.FAILED: "has failed"}
 WORKER_DIED = "Its worker has died."
 LEASE_EXPIRED = "Its worker has not renewed the lease in time."
 
@@ -134,7 +134,7 @@ def message_of(job: Job, pages: str) -> dict[str, Any]:
     seconds = ((job.finished_at or now()) - job.queued_at).total_seconds()
     link = f"{pages}/runs?id={job.id}"
     figures = {"id": job.id, "name": job.name, "state": job.state, "seconds": round(seconds)}
-    return {"text": f"“{job.name}” {WORDS[JobState(job.state)]}: {link}", "job": figures, "link": link}
+    return {"text": f"“{job.name}” {STATE_TEXTS[JobState(job.state)]}: {link}", "job": figures, "link": link}
 
 
 def collect_ended_jobs(session: Session) -> list[Job]:
@@ -145,7 +145,7 @@ def collect_ended_jobs(session: Session) -> list[Job]:
     if active != watched or row is None:
         session.merge(Preference(key=WATCHED, value={"jobs": active}, updated_at=now()))
     ended = set(watched) - set(active)
-    rows = session.scalars(select(Job).where(Job.id.in_(ended), Job.state.in_(WORDS))) if ended else ()
+    rows = session.scalars(select(Job).where(Job.id.in_(ended), Job.state.in_(STATE_TEXTS))) if ended else ()
     return [job for job in rows if took_long(job)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from speculoos.errors import BadInput
 
-Words = list[str]
+Arguments = list[str]
 PLAIN = re.compile(r"[0-9]{1,9}")
 MAX_COUNTS = 12
 MAX_BATCH, MAX_LAYERS = 64, 1000  # maximum values of a plan
@@ -18,12 +18,12 @@ class Operand(str):
     """A positional argument: a name or path, which may begin with a dash."""
 
 
-def joined(words: Words) -> str:
+def joined(arguments: Arguments) -> str:
     """The command for a shell. If an operand begins with a dash, all operands are last, after `--`."""
-    operands = [word for word in words if isinstance(word, Operand)]
-    if any(word.startswith("-") for word in operands):
-        words = [*(word for word in words if not isinstance(word, Operand)), "--", *operands]
-    return shlex.join(["speculoos", *words])
+    operands = [argument for argument in arguments if isinstance(argument, Operand)]
+    if any(argument.startswith("-") for argument in operands):
+        arguments = [*(argument for argument in arguments if not isinstance(argument, Operand)), "--", *operands]
+    return shlex.join(["speculoos", *arguments])
 
 
 def value_of(text: str) -> Any:
@@ -40,7 +40,7 @@ def _text(value: Any) -> str:
     )
 
 
-def option(key: str, value: Any, default: Any = None) -> Words:
+def option(key: str, value: Any, default: Any = None) -> Arguments:
     """`--key value`; nothing for an empty value or the default. Booleans are flags without a value."""
     if value is None or value in ("", default):
         return []
@@ -48,36 +48,40 @@ def option(key: str, value: Any, default: Any = None) -> Words:
     return [flag] if value is True else [f"--no-{flag[2:]}"] if value is False else valued(flag, value)
 
 
-def valued(flag: str, value: Any) -> Words:
+def valued(flag: str, value: Any) -> Arguments:
     """The option with its value, as one argument if the value begins with a dash."""
     return [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]
 
 
-def pairs(flag: str, values: Mapping[str, Any]) -> Words:
+def pairs(flag: str, values: Mapping[str, Any]) -> Arguments:
     """The option repeated for each key=value."""
-    return [word for key, value in values.items() for word in valued(flag, f"{key}={_text(value)}")]
+    return [argument for key, value in values.items() for argument in valued(flag, f"{key}={_text(value)}")]
 
 
-def changed_options(request: Any, *keys: str) -> Words:
+def changed_options(request: Any, *keys: str) -> Arguments:
     """Options for fields that differ from their default; lists as `1,4,16`, mappings as key=value pairs."""
-    words: Words = []
+    arguments: Arguments = []
     settings = type(request).options()
     for key in keys:
         value, default = getattr(request, key), settings[key].default
         if value == default:
             continue
         if isinstance(value, list | tuple):
-            words += option(key, ",".join(map(str, value)))
+            arguments += option(key, ",".join(map(str, value)))
         elif isinstance(value, dict):
-            words += pairs(f"--{key.replace('_', '-')}", value)
+            arguments += pairs(f"--{key.replace('_', '-')}", value)
         else:
-            words += option(key, value)
-    return words
+            arguments += option(key, value)
+    return arguments
 
 
-def each(key: str, values: Sequence[Any], default: Sequence[Any]) -> Words:
+def each(key: str, values: Sequence[Any], default: Sequence[Any]) -> Arguments:
     """The option repeated for each value; nothing for the default values."""
-    return [] if list(values) == list(default) else [word for value in values for word in valued(f"--{key}", value)]
+    return (
+        []
+        if list(values) == list(default)
+        else [argument for value in values for argument in valued(f"--{key}", value)]
+    )
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
