@@ -2,9 +2,13 @@
 
 import random
 import threading
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from evaluation import load
@@ -16,12 +20,36 @@ from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.evaluation.test_served import QUESTIONS, TAU, LogReporter, Start, start  # noqa: F401
 
+SECONDS = {("drafted", 1): 0.03, ("drafted", 2): 0.03, ("drafted", 4): 0.24}
+"""{(model, concurrent requests): seconds of a request}."""
+PLAIN_SECONDS = 0.09
+
+
+@pytest.fixture
+def exact_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are sent and answered, but their times are those of SECONDS: measured ones depend on the machine."""
+    measure_round, stream = load._measure_round, load._stream
+    current = {"load": 0}
+
+    def measure(side: LoadSide, requests: Any, concurrency: int, reporter: Any) -> None:
+        current["load"] = concurrency
+        measure_round(side, requests, concurrency, reporter)
+
+    def timed(client: Any, request: dict[str, Any], stopped: threading.Event) -> TimedAnswer | None:
+        seconds = SECONDS[request["model"], current["load"]] if request["model"] == "drafted" else PLAIN_SECONDS
+        answer = stream(client, request, stopped)
+        return answer and replace(answer, first=seconds / 3, last=seconds, seconds=seconds)
+
+    monkeypatch.setattr(load, "_measure_round", measure)
+    monkeypatch.setattr(load, "_stream", timed)
+
 
 def most_at_once(endpoint: Endpoint) -> int:
     return httpx.get(endpoint.url.replace("/v1", "/most")).json()["most"]
 
 
 @pytest.mark.integration
+@pytest.mark.usefixtures("exact_times")
 @pytest.mark.parametrize("kind", ["vllm", "vllm_each", "llamacpp"])
 def test_a_server_that_is_slower_with_its_draft_at_four_requests(start: Start, kind: str) -> None:  # noqa: F811
     endpoint, done = start(kind), []
@@ -37,20 +65,34 @@ def test_a_server_that_is_slower_with_its_draft_at_four_requests(start: Start, k
     assert result["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3), "the questions one after the other, as usual"
     one, four = result["loads"]
     assert (one["concurrency"], four["concurrency"]) == (1, 4)
-    assert one["speedup_interval"][0] > 1 and one["speedup"] == pytest.approx(3, abs=1)
-    assert four["speedup_interval"][1] < 1 and result["stops_paying_at"] == 4
+    assert (one["speedup"], one["speedup_interval"]) == (3, [3, 3])
+    assert (four["speedup"], four["speedup_interval"]) == (0.375, [0.375, 0.375]) and result["stops_paying_at"] == 4
     assert (one["drafted"]["requests"], four["drafted"]["requests"], four["plain"]["requests"]) == (4, 16, 16)
     for side in (one["drafted"], four["drafted"]):
         assert side["mean_accepted_length"] == pytest.approx(TAU, abs=0.01) and side["failed"] == 0
         assert side["acceptance_by_depth"] == pytest.approx([1.0, 2 / 3], abs=0.01)
-        assert side["ttft"][0] <= side["ttft"][1] and side["inter_token"][0] > 0
-    assert one["plain"]["mean_accepted_length"] is None and one["plain"]["ttft"][0] > one["drafted"]["ttft"][0]
-    assert one["drafted"]["tokens_per_second"] == pytest.approx(8 / 0.03, rel=0.5)
-    assert four["plain"]["tokens_per_second"] == pytest.approx(4 * 8 / 0.09, rel=0.5)
+    assert one["drafted"]["ttft"] == [10, 10] and one["plain"]["ttft"] == [30, 30], "milliseconds"
+    assert one["drafted"]["inter_token"] == pytest.approx([20 / 7] * 2, abs=0.01)
+    assert one["plain"]["mean_accepted_length"] is None
+    assert one["drafted"]["tokens_per_second"] == pytest.approx(8 / 0.03, abs=0.01)
+    assert four["plain"]["tokens_per_second"] == pytest.approx(4 * 8 / 0.09, abs=0.01)
     assert done == sorted(done) and done[-1] == (6, 6)
 
 
 @pytest.mark.integration
+def test_an_answer_is_timed_at_its_first_and_last_text_and_at_its_end(
+    start: Start,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream has three texts and a last chunk without text; the clock advances by a second whenever it is read."""
+    monkeypatch.setattr(load, "time", SimpleNamespace(perf_counter=count().__next__))
+    client = openai.OpenAI(base_url=start("vllm").url, api_key="none", max_retries=0)
+    answer = load._stream(client, {"model": "drafted", "messages": QUESTIONS[1]["messages"]}, threading.Event())
+    assert answer and (answer.tokens, answer.first, answer.last, answer.seconds) == (8, 1, 3, 4)
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("exact_times")
 def test_a_server_of_its_own_without_the_draft_and_one_that_publishes_nothing(start: Start) -> None:  # noqa: F811
     drafted, other = start("silent"), start("llamacpp")
     plain = Endpoint("plain", other.url, "", "plain", retries=0)
@@ -58,7 +100,7 @@ def test_a_server_of_its_own_without_the_draft_and_one_that_publishes_nothing(st
     assert result["speedup"] > 1 and result["mean_accepted_length"] is None
     (two,) = result["loads"]
     assert two["drafted"]["mean_accepted_length"] is None and two["drafted"]["acceptance_by_depth"] == []
-    assert two["speedup_interval"][0] > 1 and result["stops_paying_at"] is None
+    assert two["speedup_interval"] == [3, 3] and result["stops_paying_at"] is None
     assert most_at_once(other) >= 2
     alone = evaluate_served(drafted, QUESTIONS, SilentReporter(), concurrency=[2])["loads"]
     assert alone[0]["plain"] is alone[0]["speedup"] is alone[0]["speedup_interval"] is None
