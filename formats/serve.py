@@ -121,8 +121,8 @@ def sglang(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     nodes = nodes if top_k > 1 and nodes else steps + 1
     algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE", "dflash": "DFLASH"}.get(checkpoint.method, "EAGLE")
     shape = f"--speculative-num-steps {steps} \\\n  --speculative-eagle-topk {top_k} "
-    if checkpoint.method == "dflash":
-        shape, nodes = "\\\n  ", checkpoint.config["block_size"]
+    if checkpoint.method == "dflash":  # `nodes` is the size of its block there
+        shape = "\\\n  "
     return _served(
         f"python -m sglang.launch_server --model-path {_model(facts)}{_served_name(facts)} \\\n"
         f"  --speculative-algorithm {algorithm} \\\n"

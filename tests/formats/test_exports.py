@@ -196,6 +196,19 @@ def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_
     assert '"num_speculative_tokens": 3' in (tmp_path / "vllm" / "README.md").read_text()
 
 
+def test_sglang_s_block_is_as_long_as_the_measured_best_path_of_a_dflash_draft(base, checkpoint, tmp_path):
+    """Its block begins with the known token, so two draft tokens take a block of three; untuned, it is the whole."""
+    from models.checkpoints import update_draft_config
+
+    folder = checkpoint("dflash")
+    build_export(folder, base, "sglang", tmp_path / "untuned")
+    update_draft_config(folder, drafting={"tree": [[0], [1], [0, 0]]})
+    build_export(folder, base, "sglang", tmp_path / "tuned")
+    for name, tokens in (("untuned", 5), ("tuned", 3)):
+        readme = (tmp_path / name / "README.md").read_text()
+        assert f"--speculative-num-draft-tokens {tokens} " in readme and "--speculative-num-steps" not in readme
+
+
 @pytest.fixture
 def one_prompt(monkeypatch):
     """Use only the first prompt: the starter has the size of a real model."""
