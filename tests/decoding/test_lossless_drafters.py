@@ -36,16 +36,10 @@ def exact(base, prompt, temperature) -> dict[tuple[int, ...], float]:
     return texts
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("method", METHODS_TESTED)
-def test_sampled_trees_keep_the_bases_distribution(method, temperature, base):
-    prompt = ids_of(base, "the quick brown fox")
-    expected = exact(base, prompt, temperature)
-    torch.manual_seed(4)
-    vocabulary = torch.tensor(sorted({tokens[1] for tokens in expected}))  # so that some are accepted
-    draft = METHODS[method].load("network").from_base(base, vocabulary, **OPTIONS.get(method, {})).eval()
-    target = Target(base, 64)
-    drafter = make_drafter(target, draft, {"tree": TREE, "sample": True})
+def check_distribution(target, drafter, prompt, temperature, alarm) -> None:
+    """Whole generations with the drafter have the distribution of the base's continuations; `alarm`: probability of a
+    failure by chance."""
+    expected = exact(target.base, prompt, temperature)
     config = {"max_tokens": TOKENS, "temperature": temperature, "top_k": TOP_K, "eos_ids": frozenset()}
     counts, accepted = dict.fromkeys(expected, 0), 0
     for seed in range(RUNS):
@@ -54,4 +48,17 @@ def test_sampled_trees_keep_the_bases_distribution(method, temperature, base):
         accepted += len(steps) < TOKENS
     assert 0.1 * RUNS < accepted < 0.9 * RUNS, "both acceptance and rejection must occur"
     observed, probs = torch.tensor(list(counts.values())), torch.tensor(list(expected.values()), dtype=torch.float64)
-    assert p_value(observed, probs) > ALARM / TESTS
+    assert p_value(observed, probs) > alarm
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("method", METHODS_TESTED)
+def test_sampled_trees_keep_the_bases_distribution(method, temperature, base):
+    prompt = ids_of(base, "the quick brown fox")
+    torch.manual_seed(4)
+    tokens = {tokens[1] for tokens in exact(base, prompt, temperature)}
+    vocabulary = torch.tensor(sorted(tokens))  # so that some are accepted
+    draft = METHODS[method].load("network").from_base(base, vocabulary, **OPTIONS.get(method, {})).eval()
+    target = Target(base, 64)
+    drafter = make_drafter(target, draft, {"tree": TREE, "sample": True})
+    check_distribution(target, drafter, prompt, temperature, ALARM / TESTS)

@@ -26,7 +26,10 @@ from training.method import make_method
 
 pytestmark = pytest.mark.integration
 
-METHODS = {"medusa": {"medusa_num_heads": 2}, "eagle3": {"draft_vocab_size": 100}, "dflash": {"max_anchors": 8}}
+METHODS = {
+    **{"medusa": {"medusa_num_heads": 2}, "eagle3": {"draft_vocab_size": 100}},
+    **{"peagle": {"draft_vocab_size": 100}, "dflash": {"max_anchors": 8}},
+}
 INTERRUPTED = ("eagle3", "dflash")
 """Methods of which a sharded run is stopped and resumed; test_loop.py resumes all in one process."""
 RUNS = (("whole", None), ("sharded", None), ("stopped", None), ("resumed", "stopped"))
