@@ -154,7 +154,7 @@ def build_page(name: str, settings: Settings) -> None:
     before = loads()
     with gr.Column(elem_classes=["sp-page"], elem_id=f"page-{name}") as page:
         if html := shell.tabs(name):
-            block(html)
+            block(html, elem_classes="sp-tab-row")
         import_module(f"app.pages.{name}").build(settings)
     if loads() > before:
         page.elem_classes.append("sp-curtain")  # hidden by the style sheet until its rows are loaded

@@ -12,7 +12,7 @@ from app.forms import SOURCES, fetch_request
 from app.i18n import N_, plural, t
 from app.links import model_link, on_event_open, serve_link
 from app.paths import PAGES
-from app.views import checkpoint_rows, export_rows
+from app.views import checkpoint_rows, export_rows, targets
 from app.views.data_view import state_badge
 from app.views.job_forms import JobForm
 from app.views.job_view import making
@@ -133,7 +133,7 @@ class ModelPanel:
         self.outputs = [*self.plan.outputs, self.quantize]
 
     def live_view(self, session: Session, base: Base) -> list[Any]:
-        parts = [detail_head(base.name, state_badge(base)), note_line(base), state(session, base), uses(base)]
+        parts = [detail_head(base.name, state_badge(base)), note_line(base), state(session, base), uses(session, base)]
         head = tag("div", "".join(parts), class_="sp-stack", data_state=base.state)
         supported = methods(base) or tag("p", t("Known after the download."), class_="sp-lead")
         drafts = checkpoint_rows.drafts_of(session, [base.id], DRAFTS_SHOWN).get(base.id)
@@ -176,11 +176,13 @@ def state(session: Session, base: Base) -> str:
     return making(session, job) or notice(t("This model could not be added. Add it again."), "bad")
 
 
-def uses(base: Base) -> str:
+def uses(session: Session, base: Base) -> str:
     if base.state != "ready":
         return ""
     links = (
-        link_button(t("Chat"), model_link("playground", base.name), main=True),
+        link_button(
+            t("Chat"), model_link("playground", base.name, targets.default_draft(session, base.name)), main=True
+        ),
         link_button(t("Generate training data"), f"/data?base={base.id}"),
         link_button(t("Train a draft"), f"/runs/new?base={base.id}"),
         link_button(t("Import a draft"), f"/models/drafts?base={base.id}"),

@@ -56,9 +56,8 @@ def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
 def drafts_of_base(session: Session, base: str, wanted: str | None = None) -> tuple[list[tuple[str, str]], str, str]:
     """The drafts of a base model, the wanted or else the default one, and why speculation is off."""
     drafts = targets.draft_choices(session, base)
-    known_drafts = [value for _, value in drafts]
-    default = targets.PLAIN if not known_drafts or known_drafts[0] == targets.LOOKUP_CHOICE else known_drafts[0]
-    draft = wanted if wanted in known_drafts else default
+    is_known = wanted in [value for _, value in drafts]
+    draft = wanted if wanted is not None and is_known else targets.default_draft(session, base)
     return drafts, draft, targets.why_off(session, base, draft)
 
 

@@ -58,6 +58,12 @@ def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
     return [*labels, (t("Prompt lookup (n-grams, no training)"), LOOKUP_CHOICE), (t("None: plain decoding"), PLAIN)]
 
 
+def default_draft(session: Session, base_name: str) -> str:
+    """The choice for a new chat: the best checkpoint, else the base model's own layers, else plain decoding."""
+    first = draft_choices(session, base_name)[0][1]
+    return PLAIN if first == LOOKUP_CHOICE else first
+
+
 def drafts_itself(base: Base) -> bool:
     """Whether the base model has multi-token prediction layers that can draft here."""
     mtp = (base.card or {}).get("mtp") or {}
@@ -81,7 +87,7 @@ def why_off(session: Session, base_name: str, draft: str) -> str:
     note = " " + t("Incompatible, trained on other weights: {names}.", names=names) if incompatible else ""
     if draft != PLAIN:
         return note.strip()
-    if len(ready) > len(incompatible):
+    if len(ready) > len(incompatible) or drafts_itself(base):
         return t("Speculation is off: no draft is selected, so the base model generates every token.") + note
     return t("Speculation is off: {name} has no draft yet. Train or import one.", name=base_name) + note
 

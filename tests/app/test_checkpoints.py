@@ -3,8 +3,11 @@
 import hashlib
 import io
 import os
+import re
 import zipfile
+from html import unescape
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import gradio as gr
 import pytest
@@ -247,6 +250,27 @@ def test_the_page_says_why_speculation_is_off(home: Settings, base_id: str) -> N
         assert "no draft is selected" in targets.why_off(session, "tiny", "")
         assert targets.why_off(session, "tiny", "heads") == ""
         assert "no base model yet" in targets.why_off(session, "unknown", "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "draft", "off"),
+    [("", targets.OWN_CHOICE, "no draft is selected"), ("MLA", targets.PLAIN, "no draft yet")],
+)
+def test_a_base_model_that_drafts_itself_does_so_by_default(
+    home: Settings, base_id: str, reason: str, draft: str, off: str
+) -> None:
+    with writing(home) as session:
+        base = session.get_one(Base, base_id)
+        base.card = {"mtp": {"layers": 1, "reason": reason}}
+    with reading(home) as session:
+        base = session.get_one(Base, base_id)
+        assert targets.default_draft(session, "tiny") == draft
+        assert off in targets.why_off(session, "tiny", targets.PLAIN)
+        link = urlsplit(unescape(re.search(r'href="([^"]*)"', models.uses(session, base))[1]))
+    assert playground.opening(home, dict(parse_qsl(link.query))).draft == draft
+    add_checkpoint(home, base_id)
+    with reading(home) as session:
+        assert targets.default_draft(session, "tiny") == "heads"
 
 
 @pytest.mark.parametrize(

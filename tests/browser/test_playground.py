@@ -8,6 +8,7 @@ from playwright.sync_api import Page, expect
 
 from app import turns
 from speculoos.other_work import are_loads_comparable
+from tests.browser.conftest import VIEWPORT
 from tests.browser.furnished import open_page
 from tests.browser.services import limit_tokens
 from tests.browser.workbench import Workbench, add_heads
@@ -244,6 +245,11 @@ def test_a_chat_remembers_its_turns_and_a_new_one_forgets_them(page: Page, workb
 def test_the_page_says_why_speculation_is_off(page: Page, workbench: Workbench) -> None:
     open_playground(page, workbench, "?model=tiny")
     expect(page.locator("#why-off")).to_contain_text("Speculation is off: no draft is selected")
+    for width in (VIEWPORT["width"], 400):
+        page.set_viewport_size({**VIEWPORT, "width": width})
+        tops = [page.locator(part).bounding_box()["y"] for part in (".sp-toolbar", ".sp-tabs", "#why-off", "#prompt")]
+        assert tops == sorted(tops), width
+    page.set_viewport_size(VIEWPORT)
     page.get_by_role("button", name="What is photosynthesis?").click()  # an example is sent at once
     turn = answered(page)
     assert {origin for _, origin in shown_tokens(turn)} == {"plain"}
