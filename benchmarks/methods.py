@@ -119,6 +119,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--chart", type=Path, help="SVG file for the learning curves")
     parser.add_argument("--set", nargs="*", default=[], help="setting=value, for all methods")
     args = parser.parse_args(arguments)
+    for method in args.methods:  # a run ignores settings of other methods
+        if unknown := parse_settings(args.set).keys() - METHODS[method].config.model_fields.keys():
+            parser.error(f"{method} has no setting {', '.join(sorted(unknown))}")
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in args.seeds:
         for method in args.methods:
