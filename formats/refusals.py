@@ -159,6 +159,13 @@ def base_vocabulary(server: str, checkpoint: CheckpointFiles) -> str:
     )
 
 
+def unbiased_base_head(server: str, checkpoint: CheckpointFiles) -> str:
+    """DFlash: a draft with all tokens uses the base model's lm_head, of which servers take the matrix alone."""
+    if not checkpoint.small_vocabulary and has_biased_head(checkpoint.base_tensors):
+        return f"The base model's lm_head has a bias, which {server} does not add to the draft's logits."
+    return ""
+
+
 def no_biases(server: str, checkpoint: CheckpointFiles) -> str:
     """DFlash: attention without biases."""
     if not checkpoint.config.get("attention_bias"):

@@ -149,7 +149,8 @@ def trtllm(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     ]
     command = f"trtllm-serve {_model(facts)} --backend pytorch --extra_llm_api_options speculative.yaml"
     norms = [f"`{key}`" for key in ("norm_before_fc", "fc_norm", "norm_output") if checkpoint.config.get(key)]
-    newer = f"The draft has {' and '.join(norms)}, which TensorRT-LLM reads since June 2026.\n\n" if norms else ""
+    month = "March" if norms == ["`norm_before_fc`"] else "June"
+    newer = f"The draft has {' and '.join(norms)}, which TensorRT-LLM reads since {month} 2026.\n\n" if norms else ""
     return (
         f"{newer}`speculative.yaml` (releases without these names take `decoding_type: {older}` and "
         f"`speculative_model_dir`):\n\n{fenced_code_block(chr(10).join(lines), 'yaml')}\n"

@@ -33,6 +33,7 @@ from formats.refusals import (
     one_layer,
     plain_eagle,
     three_layers,
+    unbiased_base_head,
 )
 
 ANY = "*"
@@ -130,7 +131,7 @@ VLLM = Format(
             (ascending_layers, known_only(EAGLE31 | PEAGLE | {"own_embeddings", "target_hidden_size"})),
         ),
         "medusa": Layout("vLLM 0.29 to 0.32 (0.33 removed Medusa)", REFERENCE_MEDUSA),
-        "dflash": _dflash("vLLM 0.32", ascending_layers),
+        "dflash": _dflash("vLLM 0.32", ascending_layers, unbiased_base_head),
     },
     serve=serve.vllm,
     unsupported={
@@ -156,7 +157,7 @@ SPECULATORS = Format(
             "speculators 0.9, vLLM 0.32, 0.33",
             (three_layers, ascending_layers, known_only((EAGLE31 | PEAGLE | {"own_embeddings"}) - {"fc_norm"})),
         ),
-        "dflash": _dflash("speculators 0.9, vLLM 0.32", ascending_layers),
+        "dflash": _dflash("speculators 0.9, vLLM 0.32", ascending_layers, unbiased_base_head),
     },
     serve=serve.speculators,
     unsupported={
@@ -178,7 +179,7 @@ SGLANG = Format(
     layouts={
         "eagle": Layout("SGLang 0.5", (plain_eagle, known_only(EAGLE | {"fc_bias"}))),
         "eagle3": Layout("SGLang 0.5", (*REFERENCE_EAGLE3, known_only(EAGLE31))),
-        "dflash": _dflash("SGLang 0.5; z-lab/dflash", ascending_layers, base_vocabulary),
+        "dflash": _dflash("SGLang 0.5; z-lab/dflash", ascending_layers, base_vocabulary, unbiased_base_head),
     },
     serve=serve.sglang,
     unsupported={
@@ -281,7 +282,9 @@ GGUF = Format(
             ),
         ),
         "draft": Layout("llama.cpp, tried in xllamacpp 2026.10; programs that embed it", (gguf_model,)),
-        "dflash": _dflash("llama.cpp, tried in xllamacpp 2026.10; programs that embed it", no_biases, gguf_base),
+        "dflash": _dflash(
+            "llama.cpp, tried in xllamacpp 2026.10; programs that embed it", no_biases, gguf_base, unbiased_base_head
+        ),
     },
     serve=serve.llamacpp,
     unsupported={

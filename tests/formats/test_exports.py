@@ -59,6 +59,8 @@ def test_the_readme_says_which_servers_read_the_norms(base, checkpoint, tmp_path
         "The draft has `fc_norm`, which TensorRT-LLM reads since June 2026." in (tmp_path / "out/README.md").read_text()
     )
     assert config_of(tmp_path / "out")["fc_norm"] is True
+    build_export(checkpoint("eagle3-joined-norm"), base, "trtllm", tmp_path / "one")
+    assert "`norm_before_fc`, which TensorRT-LLM reads since March 2026." in (tmp_path / "one/README.md").read_text()
 
 
 def test_a_setting_that_no_server_knows_is_refused_by_name(base, checkpoint):

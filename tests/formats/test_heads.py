@@ -38,11 +38,11 @@ def test_a_bias_of_the_head_is_refused_by_name(tmp_path):
     base = load_base(make_tiny_base(tmp_path / "base", "phi", num_hidden_layers=8))
     assert all("in Speculoos only" in no_server_reason(method, base.path) for method in ("medusa", "eagle", "eagle3"))
     assert no_server_reason("draft", base.path) == no_server_reason("medusa", tmp_path / "gone") == ""
-    for kind in ("eagle", "eagle3", "medusa", "medusa-shared", "draft"):
+    for kind in ("eagle", "eagle3", "medusa", "medusa-shared", "dflash", "draft"):
         folder = save_draft(tmp_path / kind, draft_of(kind, base), {"base": "phi"})
         for option in export_options(folder, base.path):
             if option.name in ("own", "huggingface"):
-                assert option.possible == (option.name == "own" or kind == "draft")
+                assert option.possible == (option.name == "own" or kind in ("draft", "dflash"))
             else:
                 assert not option.possible
             if option.name == "vllm" and kind != "draft":
