@@ -14,7 +14,7 @@ class MedusaSettings(DraftVocabularyConfig):
     )
     medusa_loss: Literal["decayed", "sum", "dpace"] = setting(
         "decayed",
-        "Weight of head i: coefficient · decay^i, 1 (sum), or by the confidence of the heads before it (dpace).",
+        "Weight of head i: coefficient · decay^i, 1 (sum), or by the confidence of all heads (dpace).",
         label="Loss",
     )
     dpace_alpha: float = DPACE_ALPHA

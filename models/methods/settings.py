@@ -218,9 +218,9 @@ def check_inputs(card: Mapping[str, Any], config: Any) -> None:
 
 
 AUX_LAYERS = setting((), "Fused base layers (0-based, outputs); empty: spread from low to high.", label="Fused layers")
-DPACE_ALPHA = setting(0.5, "Smoothing of dpace; 1: no confidence.", 0.01, 1, label="Smoothing of D-PACE")
+DPACE_ALPHA = setting(0.5, "Smoothing of dpace; 1: the confidence has no effect.", 0.01, 1, label="Smoothing of D-PACE")
 MASK_TOKEN_ID = setting(
-    None, "Token that stands for unknown ones; empty: an unused or special one.", 0, 10**7, label="Mask token"
+    None, "Input token at the positions of draft tokens; empty: an unused or special one.", 0, 10**7, label="Mask token"
 )
 
 
