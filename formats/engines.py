@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from formats.serve import SCHEDULE, vllm_draft
+from formats.serve import SCHEDULE, SGLANG_ALGORITHMS, vllm_draft
 from speculoos.errors import BadInput
 
 PARALLEL = 4
@@ -114,7 +114,7 @@ def _sglang(launch: LaunchOptions) -> list[str]:
     arguments += ["--mem-fraction-static", f"{GPU_SHARE / launch.share:.2f}"] if launch.gpus else ["--device", "cpu"]
     arguments += ["--dtype", launch.precision] if launch.precision != "auto" else []
     if launch.draft:
-        algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE", "dflash": "DFLASH"}.get(launch.method, "EAGLE")
+        algorithm = SGLANG_ALGORITHMS.get(launch.method, "EAGLE")
         arguments += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(launch.draft)]
         steps = ["--speculative-num-steps", str(launch.tokens), "--speculative-eagle-topk", "1"]
         arguments += [] if launch.method == "dflash" else steps

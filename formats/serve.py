@@ -18,6 +18,8 @@ DEFAULT_TOKENS = {"eagle": 3, "eagle3": 3, "draft": 4}
 """Draft tokens per step of an untuned draft, as in the servers' own examples."""
 VLLM_METHODS = {"draft": {"method": "draft_model"}, "peagle": {"method": "eagle3", "parallel_drafting": True}}
 """vLLM's options for methods that have another name there."""
+SGLANG_ALGORITHMS = {"eagle3": "EAGLE3", "draft": "STANDALONE", "dflash": "DFLASH"}
+"""SGLang's names of methods; others are EAGLE."""
 
 
 def drafted_tokens(checkpoint: CheckpointFiles) -> int:
@@ -119,7 +121,7 @@ def sglang(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     drafting, steps = checkpoint.config.get("drafting") or {}, drafted_tokens(checkpoint)
     top_k, nodes = _positive(drafting, "top_k") or 1, _positive(drafting, "nodes")
     nodes = nodes if top_k > 1 and nodes else steps + 1
-    algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE", "dflash": "DFLASH"}.get(checkpoint.method, "EAGLE")
+    algorithm = SGLANG_ALGORITHMS.get(checkpoint.method, "EAGLE")
     shape = f"--speculative-num-steps {steps} \\\n  --speculative-eagle-topk {top_k} "
     if checkpoint.method == "dflash":  # `nodes` is the size of its block there
         shape = "\\\n  "

@@ -179,10 +179,9 @@ def state(session: Session, base: Base) -> str:
 def uses(session: Session, base: Base) -> str:
     if base.state != "ready":
         return ""
+    draft = targets.default_draft(targets.draft_choices(session, base.name))
     links = (
-        link_button(
-            t("Chat"), model_link("playground", base.name, targets.default_draft(session, base.name)), main=True
-        ),
+        link_button(t("Chat"), model_link("playground", base.name, draft), main=True),
         link_button(t("Generate training data"), f"/data?base={base.id}"),
         link_button(t("Train a draft"), f"/runs/new?base={base.id}"),
         link_button(t("Import a draft"), f"/models/drafts?base={base.id}"),

@@ -57,7 +57,7 @@ def drafts_of_base(session: Session, base: str, wanted: str | None = None) -> tu
     """The drafts of a base model, the wanted or else the default one, and why speculation is off."""
     drafts = targets.draft_choices(session, base)
     is_known = wanted in [value for _, value in drafts]
-    draft = wanted if wanted is not None and is_known else targets.default_draft(session, base)
+    draft = wanted if wanted is not None and is_known else targets.default_draft(drafts)
     return drafts, draft, targets.why_off(session, base, draft)
 
 

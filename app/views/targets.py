@@ -58,9 +58,10 @@ def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
     return [*labels, (t("Prompt lookup (n-grams, no training)"), LOOKUP_CHOICE), (t("None: plain decoding"), PLAIN)]
 
 
-def default_draft(session: Session, base_name: str) -> str:
-    """The choice for a new chat: the best checkpoint, else the base model's own layers, else plain decoding."""
-    first = draft_choices(session, base_name)[0][1]
+def default_draft(choices: list[tuple[str, str]]) -> str:
+    """The one of `draft_choices` for a new chat: the best checkpoint, else the base model's own layers, else plain
+    decoding."""
+    first = choices[0][1]
     return PLAIN if first == LOOKUP_CHOICE else first
 
 

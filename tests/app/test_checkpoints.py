@@ -264,13 +264,13 @@ def test_a_base_model_that_drafts_itself_does_so_by_default(
         base.card = {"mtp": {"layers": 1, "reason": reason}}
     with reading(home) as session:
         base = session.get_one(Base, base_id)
-        assert targets.default_draft(session, "tiny") == draft
+        assert targets.default_draft(targets.draft_choices(session, "tiny")) == draft
         assert off in targets.why_off(session, "tiny", targets.PLAIN)
         link = urlsplit(unescape(re.search(r'href="([^"]*)"', models.uses(session, base))[1]))
     assert playground.opening(home, dict(parse_qsl(link.query))).draft == draft
     add_checkpoint(home, base_id)
     with reading(home) as session:
-        assert targets.default_draft(session, "tiny") == "heads"
+        assert targets.default_draft(targets.draft_choices(session, "tiny")) == "heads"
 
 
 @pytest.mark.parametrize(
