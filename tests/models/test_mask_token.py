@@ -31,6 +31,10 @@ def base(vocab_size: int, special: dict[str, int], **tokens: int | None) -> Simp
         (300, CHAT, {}, 3),  # neither in the template nor the end of a turn
         (300, {"<start>": 1, "<end>": 2}, {}, 0),
         (300, {"<start>": 1, "<end>": 2}, {"pad_token_id": None}, 2),
+        (300, CHAT, {"mask_token_id": 300}, 3),  # a tokenizer with more ids than embeddings
+        (300, {**CHAT, "<beyond>": 301}, {}, 3),
+        (300, {"<end>": 2}, {"pad_token_id": 300}, 2),
+        (2, {"<end>": 2}, {"pad_token_id": None}, 0),
     ],
 )
 def test_an_unused_token_comes_first(vocab_size, special, tokens, expected):
