@@ -59,6 +59,7 @@ class DFlashDrafter(Drafter):
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
         cached_count = len(start.prompt_ids) - len(start.target_output.hidden)
         self.cache.crop(cached_count)
+        self.ids = self.ids[:cached_count]  # if the injection fails, these are the ones with rows
         self.draft.inject(start.target_output.features, self.cache)
         self.ids, self.last = list(start.prompt_ids), start.token
 

@@ -66,15 +66,14 @@ class EagleDrafter(TreeDrafter):
 
     def prefill(self, start: PrefillContext) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
-        prompt_ids, target_output = start.prompt_ids, start.target_output
-        self.cache.crop(len(prompt_ids) - len(target_output.hidden))
-        self.first_id, self.shifted_ids = prompt_ids[0], [*prompt_ids[1:], start.token]
-        self.pending = [self._features(target_output)]
+        prompt_ids, features = start.prompt_ids, self._features(start.target_output)
+        self.cache.crop(len(prompt_ids) - len(features))
+        self.first_id, self.shifted_ids, self.pending = prompt_ids[0], [*prompt_ids[1:], start.token], [features]
         self._compute_pending(leave=1 if self.graphed else 0)
 
     def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
-        self.shifted_ids += tokens
         self.pending.append(self._features(target_output, nodes))
+        self.shifted_ids += tokens
 
     @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:
@@ -116,8 +115,9 @@ class EagleDrafter(TreeDrafter):
         grow.fill(features, torch.tensor(self.shifted_ids[start:]), torch.tensor([start, len(features)]), *uniforms)
         self.cache.stage(len(features) - 1)
         self.cache.commit_all()
+        grown = grow()
         self.pending = [features[-1:]]
-        return grow()
+        return grown
 
     def _captured(
         self, features: torch.Tensor, bucket: int, most: int, sampling: ChildSampling | None, *uniforms: torch.Tensor
@@ -147,7 +147,6 @@ class EagleDrafter(TreeDrafter):
         """Compute the rows of pending features, except the last `leave`."""
         features = torch.cat(self.pending)
         start, count = len(self.shifted_ids) - len(features), max(len(features) - leave, 0)
-        self.pending = [features[count:].clone()] if leave else []
         self.cache.crop(start)
         assert self.cache.length == start, (self.cache.length, start)
         for chunk in features[:count].split(MAX_PREFILL_TOKENS) if count else ():  # a long prompt's mask is too large
@@ -155,6 +154,7 @@ class EagleDrafter(TreeDrafter):
             positions = torch.arange(start, start + len(chunk), device=self.device)
             self.last = self.draft(chunk, ids, positions, self.cache)[-1:]
             start += len(chunk)
+        self.pending = [features[count:].clone()] if leave else []  # last, so that a failure leaves all rows pending
 
     @torch.inference_mode()
     def _features(self, target_output: ForwardOutput, nodes: Sequence[int] | None = None) -> torch.Tensor:

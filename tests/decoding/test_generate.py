@@ -17,7 +17,7 @@ from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.peagle import PEagleDraft
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, Unavailable
 from tests.decoding.conftest import greedy, ids_of, run, tokens_of
 from tests.decoding.replay import ReplayDrafter
 
@@ -171,6 +171,24 @@ def test_a_drafter_that_missed_a_turn_has_its_features_computed_again(base, prom
     warm = run(target, drafter, prompt, max_tokens=8)
     cold = run(Target(base, 200), make_drafter(target, draft), prompt, max_tokens=8)
     assert guesses(warm) == guesses(cold)
+
+
+@pytest.mark.parametrize("method", [EagleDraft, Eagle3Draft, PEagleDraft, DFlashDraft])
+def test_a_prefill_that_failed_can_be_repeated(base, prompt, method):
+    torch.manual_seed(0)
+    draft, target = method.from_base(base), Target(base, 200)
+    drafter = make_drafter(target, draft)
+    cold = run(target, drafter, prompt, max_tokens=8)
+    run(target, make_drafter(target), ids_of(base, "1 2 3 +"), max_tokens=1)  # so that the prompt is computed again
+
+    def fail(*_args):
+        raise Unavailable("Not enough memory.")
+
+    drafter.cache.write = fail
+    with pytest.raises(Unavailable):
+        run(target, drafter, prompt, max_tokens=8)
+    del drafter.cache.write
+    assert guesses(run(target, drafter, prompt, max_tokens=8)) == guesses(cold)
 
 
 def test_steps_record_what_was_drafted_accepted_and_emitted(base, prompt, expected):
