@@ -26,6 +26,7 @@ from decoding.target import Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
 from decoding.tuning import wide_choices
 from models.base import LoadedBase
+from models.methods import trees
 from models.runtime.cache import upload
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput, Unsupported
@@ -109,6 +110,5 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> DFlashDrafter:
 
 def tuning(draft: Any) -> TuningSpace:
     """Static trees are tuned, up to one level for each drafted position."""
-    return TuningSpace(
-        draft.block_size - 1, lambda depth: {"tree": wide_choices(depth, WIDEST_TREE["nodes"])}, one_pass=True
-    )
+    deepest = min(draft.block_size - 1, trees.MAX_DEPTH)
+    return TuningSpace(deepest, lambda depth: {"tree": wide_choices(depth, WIDEST_TREE["nodes"])}, one_pass=True)

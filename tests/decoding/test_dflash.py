@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
+from decoding.drafters.dflash import tuning
 from decoding.sampling import LogitsWarper
 from decoding.target import Target
 from decoding.tree import shape_from_choices
 from models.block_attention import BlockBackend
 from models.dflash import DFlashDraft
+from models.methods import trees
 from models.methods.dflash import fused_layers
 from speculoos.errors import BadInput
 from tests.decoding.conftest import greedy, ids_of, run, tokens_of
@@ -117,6 +119,12 @@ def test_a_tree_deeper_than_the_block_is_refused(base, draft):
         make_drafter(Target(base, 64), draft, {"depth": BLOCK})
     with pytest.raises(BadInput, match="the 401 best tokens"):
         make_drafter(Target(base, 64), draft, {"tree": [[400]]})
+
+
+def test_a_large_block_is_tuned_up_to_the_deepest_tree(base):
+    space = tuning(DFlashDraft.from_base(base, block_size=64))
+    assert space.deepest == trees.MAX_DEPTH
+    trees.check(space.at_depth(space.deepest)["tree"])
 
 
 def test_layers_are_chosen_as_z_lab_does():
