@@ -141,7 +141,7 @@ def block_loss(
                 yield _Part(0, rows, ids, DISTANCES[kind], teacher_of(needed), target_rows.flatten(), weights)
 
     loss, loss_sums, hits = _ChunkedLoss.apply(x.flatten(0, 1), head.weight, head.bias, head, parts(), scale)
-    return loss, loss_sums, hits.view(labels.shape)
+    return loss, loss_sums, hits.view(labels.shape) & (labels >= 0)
 
 
 def _block_weights(weigh: Callable[[Tensor, Tensor], Tensor], counted: Tensor, losses: Tensor) -> Tensor:
@@ -203,6 +203,8 @@ class _Logits:
 
     def __call__(self, part: slice | Tensor) -> Tensor:
         x = self.x[part].to(self.weight.dtype)
+        if not self.unbuffered and len(x) > len(self.buffer):  # one block can have more rows than a chunk
+            self.buffer = self.buffer.new_empty(len(x), len(self.weight))
         logits = product(x, self.weight) if self.unbuffered else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
         return apply_logit_rule_(logits if self.head.bias is None else logits.add_(self.head.bias), self.head.rule)
 

@@ -13,7 +13,7 @@ from models.methods.record import LOSS_CHUNK_FLOATS
 from tests.training.test_losses import check_losses, in_answer, perturbed
 from training.batches import collate
 from training.eagle3 import Eagle3Method
-from training.losses import DISTANCES, dpace_weights, hard_loss, label_losses, unrolled_loss
+from training.losses import DISTANCES, block_loss, dpace_weights, hard_loss, label_losses, unrolled_loss
 from training.medusa import MedusaMethod
 
 ALPHA = 0.3
@@ -57,6 +57,23 @@ def test_unrolled_distances_equal_their_formulas(kind, weighted, rule, monkeypat
     literal_grads = torch.autograd.grad((torch.stack(literal) * scale).sum(), wrt)
     for a, b in zip(torch.autograd.grad(total, wrt), literal_grads, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ce", "kl"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_may_have_more_positions_than_a_chunk_has_rows(kind, dtype, monkeypatch):
+    """Positions that do not count are no hits, whichever token is on top."""
+    monkeypatch.setitem(LOSS_CHUNK_FLOATS, "cpu", 16 * 50)
+    torch.manual_seed(0)
+    x, labels = torch.randn(3, 20, 8), torch.randint(0, 50, (3, 20))
+    head, target_head = (Head(torch.randn(50, 8).to(dtype), torch.zeros(50, dtype=dtype)) for _ in range(2))
+    labels[1:] = 0
+    labels[:, 15:] = -100
+    head.bias[0] = 1e4
+    targets = torch.randn(60, 8), target_head, torch.arange(60).view(3, 20)
+    options = (lambda losses, counted: torch.ones_like(losses), torch.ones(1), kind, targets if kind == "kl" else None)
+    _, sums, hits = block_loss(x, head, labels, *options)
+    assert torch.equal(hits, labels == 0) and sums.isfinite().all()
 
 
 def test_cross_entropy_of_weighted_rows(monkeypatch):
