@@ -97,7 +97,7 @@ def next_tokens(input_ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """Inputs of each position t at draft step `step`: token t+1+step (0 beyond the row), and its position t+step."""
     length = input_ids.shape[1]
     tokens = torch.zeros_like(input_ids)
-    tokens[:, : length - 1 - step] = input_ids[:, 1 + step :]
+    tokens[:, : max(length - 1 - step, 0)] = input_ids[:, 1 + step :]
     positions = torch.arange(length, device=input_ids.device)[None] + step
     return tokens, positions.expand_as(input_ids)
 

@@ -13,7 +13,7 @@ from models.families import IDENTITY_RULE, LogitRule
 from models.logits import Head
 from models.methods import train_config
 from models.methods.record import LOSS_CHUNK_FLOATS
-from training.batches import collate
+from training.batches import TokenizedConversation, collate
 from training.eagle import EagleMethod
 from training.eagle3 import Eagle3Method, pad_positions_by_row
 from training.losses import DISTANCES, hard_loss, label_losses, soft_loss, unrolled_loss
@@ -227,6 +227,17 @@ def test_eagle_noise_is_bounded_and_repeats(base, batch):
     method.train()
     assert torch.equal(method(features, 5).loss_sums, method(features, 5).loss_sums)
     assert not torch.equal(method(features, 5).loss_sums, method(features, 6).loss_sums)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [(EagleMethod, train_config("eagle")), (Eagle3Method, train_config("eagle3", ttt_steps=7))],
+)
+def test_a_batch_may_be_shorter_than_the_unrolled_steps(base, kind, config):
+    method, tokens = kind(config, base), torch.tensor([5, 6, 7], dtype=torch.int32)
+    features = method.features(collate([TokenizedConversation("short", tokens, torch.ones(3, dtype=bool), "")]))
+    method(features).loss.backward()
+    assert method.drafted(features).valid.sum(0)[0] == 1
 
 
 @pytest.mark.parametrize(
