@@ -15,7 +15,16 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from models.draft_layers import Backend, LayerConfig, base_layer_config, init_weights, rotary, rotate, start_norm
+from models.draft_layers import (
+    Backend,
+    LayerConfig,
+    base_layer_config,
+    check_bounds,
+    init_weights,
+    rotary,
+    rotate,
+    start_norm,
+)
 from models.eagle import EagleLayer, SharedBaseModules
 from models.logits import Head
 from models.mask_token import mask_token
@@ -115,6 +124,12 @@ class DFlashDraft(SharedBaseModules):
     @classmethod
     def from_json(cls, data: dict[str, Any], base: Any) -> "DFlashDraft":
         values = {name: data[name] for name in DFlashConfig.__dataclass_fields__ if name in data}
+        check_bounds(
+            values,
+            aux_layers=(0, base.num_layers - 1),
+            mask_token_id=(0, base.vocab_size - 1),
+            block_size=(2, 64),
+        )
         values["aux_layers"] = tuple(values.get("aux_layers") or fused_layers(base.num_layers))
         return cls(DFlashConfig(**values)).attach(base)
 

@@ -5,6 +5,7 @@ Tensor names are those of Llama in transformers, so that exports need no renamin
 hidden size, h heads, k key/value heads, d head size."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -14,8 +15,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from speculoos.errors import BadInput
+
 SCALED = ("linear", "llama3", "yarn")
 """Scaling types that depend on the config only; others change with the sequence length."""
+
+
+def check_bounds(config: Mapping[str, Any], **bounds: tuple[int, int]) -> None:
+    """Raise BadInput for a value of a draft's config that is not a whole number within its bounds; `aux_layers` is a
+    list of such."""
+    for name, (lowest, highest) in bounds.items():
+        value = config.get(name, lowest)
+        for number in value if name == "aux_layers" and isinstance(value, list | tuple) else [value]:
+            if type(number) is not int or not lowest <= number <= highest:
+                raise BadInput(
+                    f"config.json: {name}: expected {lowest} to {highest}, got {str(number)[:40]!r}; restore the "
+                    "draft's original config.json."
+                )
 
 
 def frequencies(dim: int, theta: float, scaling: dict[str, Any]) -> tuple[Tensor, float]:

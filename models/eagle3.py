@@ -26,6 +26,7 @@ from models.draft_layers import (
     LayerConfig,
     SwiGLU,
     base_layer_config,
+    check_bounds,
     init_weights,
     start_norm,
     take_positions,
@@ -152,6 +153,7 @@ class Eagle3Draft(SharedBaseModules):
     @classmethod
     def from_json(cls, data: dict[str, Any], base: Any) -> "Eagle3Draft":
         values = {name: data[name] for name in Eagle3Config.__dataclass_fields__ if name in data}
+        check_bounds(values, aux_layers=(0, base.num_layers - 1))
         values["aux_layers"] = tuple(values.get("aux_layers") or aux_layers(base.num_layers))
         return cls(Eagle3Config(**values)).attach(base)
 

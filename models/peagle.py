@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from models.base import aux_layers
 from models.chain_attention import ChainAttention, Chunk, query_chunks
+from models.draft_layers import check_bounds
 from models.eagle3 import Eagle3Config, Eagle3Draft
+
+MAX_DEPTHS = 64
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,12 @@ class PEagleDraft(Eagle3Draft):
     @classmethod
     def from_json(cls, data: dict[str, Any], base: Any) -> "PEagleDraft":
         values = {name: data[name] for name in PEagleConfig.__dataclass_fields__ if name in data}
+        check_bounds(
+            values,
+            aux_layers=(0, base.num_layers - 1),
+            mask_token_id=(0, base.vocab_size - 1),
+            num_depths=(1, MAX_DEPTHS),
+        )
         values["aux_layers"] = tuple(values.get("aux_layers") or aux_layers(base.num_layers))
         return cls(PEagleConfig(**values)).attach(base)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from decoding.drafters.base import MAX_OPTION, Drafter, PlainDrafter
+from decoding.drafters.base import Drafter, PlainDrafter
 from decoding.drafters.mtp import make_mtp
 from decoding.drafters.ngram import NgramDrafter
 from decoding.probe import require_trees
@@ -47,17 +47,7 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
     allowed_options = WITHOUT_DRAFT[name][0] if name in WITHOUT_DRAFT else METHODS[name].drafting
     if draft is not None and name == draft.method and not (set(options) & set(allowed_options)) - {"sample"}:
         options = {**getattr(draft, "drafting", {}), **options}
-    for option, value in options.items():
-        if option not in allowed_options:
-            raise BadInput(
-                f"Drafter {name!r} has no option {option!r}; it takes {', '.join(allowed_options) or 'none'}."
-            )
-        if option == "tree":
-            trees.check(value)
-        elif option != "sample" and not (isinstance(value, int) and 0 <= value <= MAX_OPTION):
-            raise BadInput(f"{option}: expected a whole number of at most {MAX_OPTION}, got {value!r}.")
-    if "tree" in options and {"depth", "top_k", "nodes"} & set(options):
-        raise BadInput("tree: cannot be combined with depth, top_k or nodes; remove one or the others.")
+    trees.check_options(name, options, allowed_options)
     if name in WITHOUT_DRAFT:
         return WITHOUT_DRAFT[name][1](target, **options)
     return METHODS[name].load("drafter").make(target, draft, options)

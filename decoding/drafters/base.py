@@ -14,7 +14,6 @@ from models.runtime.forward import FastForward
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput
 
-MAX_OPTION = 1024  # largest value of a drafter's numeric option
 MAX_TUNING_DEPTH = 5
 WIDEST_TREE = {"top_k": 4, "nodes": 32}  # the widest tuned tree; its traces also give the results of narrower trees
 

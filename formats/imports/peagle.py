@@ -9,6 +9,7 @@ from typing import Any
 
 from formats.imports.eagle import eagle3_parts
 from formats.imports.source import DraftSource, ImportedDraft, fill
+from models.peagle import MAX_DEPTHS
 from speculoos.errors import BadInput
 
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -47,7 +48,7 @@ def _depths(source: DraftSource) -> int:
     method = methods[0] if isinstance(methods, list) and methods else None
     tokens = method.get("speculative_tokens") if isinstance(method, dict) else None
     depths = source.fields.get("num_depths", tokens)
-    if type(depths) is int and 1 <= depths <= 64:
+    if type(depths) is int and 1 <= depths <= MAX_DEPTHS:
         return depths
     source.notices.append(f"speculative_tokens: not in the config; the draft is used for up to {DEPTHS} tokens.")
     return DEPTHS

@@ -27,10 +27,12 @@ from models import identity, pickles
 from models.base import load_tokenizer
 from models.checkpoints import SPECULOOS_KEYS, read_config, save_draft, update_draft_config, verify_sums
 from models.hub import last_part
-from models.methods import find_method
+from models.methods import find_method, trees
 from models.standalone import StandaloneDraft
 from speculoos.errors import BadInput, SpeculoosError, Unsupported
 
+TREE_SIZE = ("nodes", "expected_tau", "speedup")
+"""Keys of a tree size in the record of a tuning, which the card shows."""
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 
 
@@ -160,11 +162,28 @@ def _read_own(source: DraftSource) -> ImportedDraft:
         check_size(source, "hidden_size", width, source.base.hidden_size)
     shape = {key: value for key, value in config.items() if key not in (*SPECULOOS_KEYS, "dtype")}
     draft = fill(method, shape, source, {})
+    _check_tuned(source, method, config)
     training = config.get("training", {})
     base_sha256 = str(config.get("base_sha256", ""))
     draft.info = {**training, "figures": figures(training.get("figures")), "base_sha256": base_sha256}
     draft.drafting = {key: config[key] for key in ("drafting", "tuning") if config.get(key)}
     return draft
+
+
+def _check_tuned(source: DraftSource, method: str, config: Mapping[str, Any]) -> None:
+    """Raise BadInput for tuned settings that the drafter does not take, or a record of them that no card can show."""
+    try:
+        trees.check_options(method, config.get("drafting", {}), find_method(method).drafting)
+    except BadInput as error:
+        raise BadInput(f"{source.config_name}: drafting: {error}") from None
+    tuning = config.get("tuning", {})
+    verdict, sizes = tuning.get("verdict", ""), tuning.get("sizes", [])
+    if not isinstance(verdict, str) or not (isinstance(sizes, list) and all(map(_is_size, sizes))):
+        raise BadInput(f"{source.config_name}: tuning: not a record of a tuning; remove the keys drafting and tuning.")
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, dict) and all(isinstance(size.get(key), int | float) for key in TREE_SIZE)
 
 
 def figures(values: Any) -> dict[str, Any]:

@@ -24,6 +24,8 @@ MAX_LEAVES = 256
 MAX_TREE_NODES = 1024
 """Maximum nodes of a static tree without the root, all verified in one forward."""
 MAX_DEPTH = 32
+MAX_OPTION = 1024
+"""Largest value of a drafter's numeric option."""
 BRACKETS, LAST_COMMA = str.maketrans("()", "[]"), re.compile(r",\s*(?=\])")
 """Convert a list of tuples (vLLM) to JSON."""
 MAX_CHARACTERS = 20_000
@@ -75,6 +77,19 @@ def fits(drafting: Mapping[str, Any], method: str, known: tuple[str, ...]) -> bo
     if not method:
         return not drafting or drafter in (NGRAM, MTP, "none")
     return drafter == method and set(drafting) - {"drafter"} <= set(known)
+
+
+def check_options(drafter: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Raise BadInput for an invalid value, or an option that `drafter`, which takes the options `known`, lacks."""
+    for option, value in options.items():
+        if option not in known:
+            raise BadInput(f"Drafter {drafter!r} has no option {option[:60]!r}; it takes {', '.join(known) or 'none'}.")
+        if option == "tree":
+            check(value)
+        elif option != "sample" and not (isinstance(value, int) and 0 <= value <= MAX_OPTION):
+            raise BadInput(f"{option}: expected a whole number of at most {MAX_OPTION}, got {str(value)[:60]!r}.")
+    if "tree" in options and {"depth", "top_k", "nodes"} & set(options):
+        raise BadInput("tree: cannot be combined with depth, top_k or nodes; remove one or the others.")
 
 
 def check(tree: Any) -> None:

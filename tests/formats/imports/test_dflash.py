@@ -181,6 +181,8 @@ REFUSED = {
         "mask_token_id: expected a token id below 320",
     ),
     "no block size": (with_config(zlab(), block_size=None), "block_size is missing"),
+    "a block of one token": (with_config(zlab(), block_size=1), "block_size: expected 2 to 64, got '1'"),
+    "a long block": (with_config(zlab(), block_size=65), "block_size: expected 2 to 64, got '65'"),
     "layer beyond": (
         with_config(zlab(), "dflash_config", target_layer_ids=[0, 1, 4]),
         "expected layers 0 to 3 .* got 4",

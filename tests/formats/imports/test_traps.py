@@ -16,6 +16,7 @@ from speculoos.errors import BadInput, Unsupported
 from speculoos.reporting import SilentReporter
 from tests.formats.imports import writers
 from tests.formats.imports.conftest import read_here
+from tests.formats.imports.test_dflash import zlab
 from tests.formats.imports.writers import HIDDEN, VOCABULARY, changed
 from tests.tiny import make_tiny_base
 
@@ -114,6 +115,38 @@ def test_a_trap_is_refused_with_a_sentence_that_names_the_key(name, imported, tm
     published, sentence = REFUSED[name]
     with pytest.raises((BadInput, Unsupported), match=sentence) as error:
         imported(published)
+    assert str(tmp_path) not in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "scratch" / "draft").exists()
+
+
+OWN: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "block size": (zlab(), {"block_size": [4]}, "block_size: expected 2 to 64"),
+    "mask token": (zlab(), {"mask_token_id": 320}, "mask_token_id: expected 0 to 319, got '320'"),
+    "layers": (zlab(), {"aux_layers": [0, 1, 4]}, "aux_layers: expected 0 to 3, got '4'"),
+    "no layers": (zlab(), {"aux_layers": 3.5}, "aux_layers: expected 0 to 3, got '3.5'"),
+    "layers of EAGLE-3": (writers.eagle3(), {"aux_layers": [0, 1, -1]}, "aux_layers: expected 0 to 3, got '-1'"),
+    "depths": (writers.peagle(), {"num_depths": 65}, "num_depths: expected 1 to 64"),
+    "mask token of P-EAGLE": (writers.peagle(), {"mask_token_id": "x"}, "mask_token_id: expected 0 to 319, got 'x'"),
+    "layers of P-EAGLE": (writers.peagle(), {"aux_layers": [0, 1, 9]}, "aux_layers: expected 0 to 3, got '9'"),
+    "a tree in words": (zlab(), {"drafting": {"tree": "chain 4"}}, "published/config.json: drafting: tree: expected"),
+    "a tree of numbers": (writers.medusa(), {"drafting": {"tree": [1, 2]}}, "drafting: tree: expected a list"),
+    "no option": (zlab(), {"drafting": {"top_k": 4}}, "drafting: Drafter 'dflash' has no option 'top_k'"),
+    "no depth": (writers.peagle(), {"drafting": {"depth": "deep"}}, "drafting: depth: expected a whole number"),
+    "sizes of a tuning": (zlab(), {"tuning": {"sizes": [{"nodes": 4}]}}, "tuning: not a record of a tuning"),
+    "verdict of a tuning": (zlab(), {"tuning": {"verdict": ["fast"]}}, "tuning: not a record of a tuning"),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_checkpoint_of_ours_with_a_wrong_value_is_refused(name, imported, tmp_path, tiny_base):
+    published, values, sentence = OWN[name]
+    (tmp_path / "own").mkdir()
+    folder = imported(published)[0].rename(tmp_path / "own" / "published")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(BadInput, match=sentence) as error:
+        read_here(folder, tiny_base, tmp_path / "scratch")
     assert str(tmp_path) not in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "scratch" / "draft").exists()
 
