@@ -12,6 +12,7 @@ from models.archive import WEIGHTS, archive_files
 from models.card import first_set
 from models.checkpoints import SPECULOOS_KEYS, read_config
 from models.identity import FLOATS, TensorEntry, tensors, tensors_of, tokenizer_sha256
+from models.methods import trees
 from models.untrusted import read_safe_config
 from speculoos.errors import BadInput
 
@@ -81,6 +82,17 @@ class CheckpointFiles:
         """The default of every server: outputs of these layers, which are the inputs of layers 2, n // 2 and n - 3."""
         n = self.base_layers
         return (1, n // 2 - 1, n - 4)
+
+    @property
+    def tree(self) -> list[list[int]]:
+        """Paths of the tuned static tree; [] if there is none, or none that can be drafted, as in a third party's
+        checkpoint."""
+        tree = self.config.get("drafting", {}).get("tree") or []
+        try:
+            trees.check(tree)
+        except BadInput:
+            return []
+        return tree
 
     @cached_property
     def float_type(self) -> str:

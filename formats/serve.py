@@ -27,8 +27,8 @@ def drafted_tokens(checkpoint: CheckpointFiles) -> int:
     drafting = checkpoint.config.get("drafting") or {}
     if checkpoint.method == "medusa":
         return checkpoint.config["medusa_num_heads"]
-    if tree := drafting.get("tree"):
-        return max(map(len, tree))
+    if checkpoint.tree:
+        return max(map(len, checkpoint.tree))
     if depth := _positive(drafting, "depth"):
         return depth + (checkpoint.method in ("eagle", "eagle3", "peagle"))  # EAGLE's does not count the first level
     if checkpoint.method == "dflash":
@@ -42,7 +42,8 @@ def served_tokens(
     """(draft tokens per step, measured loads): as `server` was measured, else `drafted_tokens` and no loads."""
     if facts.loads.get("server") != server:
         return drafted_tokens(checkpoint), ()
-    most = checkpoint.config.get("medusa_num_heads") or checkpoint.config.get("num_depths") or MAX_TOKENS
+    config = checkpoint.config
+    most = config.get("medusa_num_heads") or config.get("num_depths") or config.get("block_size", MAX_TOKENS + 1) - 1
     return min(facts.loads.get("tokens") or drafted_tokens(checkpoint), most), facts.loads["loads"]
 
 
@@ -57,7 +58,7 @@ def measured(checkpoint: CheckpointFiles) -> str:
         )
     if not drafting:
         return f"This draft was not tuned; start with {drafted_tokens(checkpoint)} draft tokens."
-    longest = max(map(len, drafting["tree"])) if drafting.get("tree") else drafted_tokens(checkpoint)
+    longest = max(map(len, checkpoint.tree)) if checkpoint.tree else drafted_tokens(checkpoint)
     return (
         f"Measured best in the workbench: {code_span(json.dumps(drafting))}{verdict}; its longest path has {longest} "
         f"{'token' if longest == 1 else 'tokens'}. On another machine or with more concurrent requests, fewer tokens "
@@ -166,7 +167,7 @@ CLONE = "git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-
 
 def _medusa_engine(checkpoint: CheckpointFiles, facts: CardFacts, folder: str) -> str:
     heads, layers = checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]
-    tokens = len(checkpoint.config.get("drafting", {}).get("tree") or range(heads))
+    tokens = len(checkpoint.tree or range(heads))
     download, base = "", _model(facts)
     if facts.on_the_hub:  # the converter needs a folder
         download, base = f"hf download {_model(facts)} --local-dir ./base\n", "./base"

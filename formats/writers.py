@@ -173,7 +173,7 @@ def medusa_trtllm(checkpoint: CheckpointFiles, base: Any, facts: CardFacts) -> E
         "hidden_size": checkpoint.hidden_size,
         "vocab_size": checkpoint.vocab_size,
     }
-    tree = checkpoint.config.get("drafting", {}).get("tree") or [[0] * heads]
+    tree = checkpoint.tree or [[0] * heads]
     choices = sorted(nodes(tree), key=lambda path: (len(path), path))
     return replace(plan, config=plan.config | extra, texts={"medusa_choices.json": json.dumps(choices) + "\n"})
 

@@ -203,6 +203,23 @@ def test_measured_loads_set_the_draft_tokens_of_that_server(base, checkpoint, tm
     assert "<script>" not in odd
 
 
+def test_measured_tokens_are_at_most_those_of_a_block(base, checkpoint) -> None:
+    files = CheckpointFiles.read(checkpoint("dflash"), base.path)
+    facts = CardFacts("b", "org/base", "hub", loads={**loads(1.5), "tokens": 30})
+    assert serve.served_tokens(files, facts, "vLLM")[0] == files.config["block_size"] - 1
+
+
+@pytest.mark.parametrize("tree", ["chain 4", [1, 2], 7, {"a": 1}])
+def test_an_odd_tree_of_a_third_party_does_not_break_the_commands(tree, base, checkpoint) -> None:
+    for kind in ("medusa", "dflash", "eagle3"):
+        files = CheckpointFiles.read(checkpoint(kind), base.path)
+        odd, untuned = (replace(files, config={**files.config, "drafting": d}) for d in ({"tree": tree}, {}))
+        facts = CardFacts("b", "org/base", "hub")
+        for record in filter(lambda each: each.layout(kind), FORMATS.values()):
+            assert record.serve(odd, facts, "out") == record.serve(untuned, facts, "out")
+        assert "its longest path has" in serve.measured(odd)
+
+
 def test_vllm_takes_the_schedule_for_all_batch_sizes() -> None:
     """As `build_dynamic_sd_schedule_lookup` of vLLM 0.32 expands it: gaps and the end continue the last range."""
     schedule, dense, last = serve.tokens_by_load(3, loads(1.5, 1.2, 0.8)["loads"]), {}, 0
