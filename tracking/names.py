@@ -10,6 +10,9 @@ from speculoos.errors import BadInput, Conflict
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Table
 
 STARTER = "starter"  # source and name of the starter base model. The name always means the same weights.
+DRAFTER = re.compile(r"^:|:(?=(ngram|mtp)$)")
+"""Pages read a model's name with :ngram or :mtp at its end, and a draft with a colon at its start, as a drafter without
+a draft (app/views/targets.py)."""
 LONGEST = 120
 LONGEST_USER = 80
 KIND_NAMES = {"bases": "model", "datasets": "dataset", "checkpoints": "draft"}
@@ -18,12 +21,17 @@ UNIQUE = (Base, Dataset, Checkpoint, Experiment)
 
 
 def check_name(name: str) -> str:
-    """The stripped name. Raises BadInput if it is empty, too long, or has an @ or a control character."""
+    """The stripped name. Raises BadInput if it is empty, too long, has an @ or a control character, or is read as a
+    drafter."""
     name = _check_text(name, LONGEST)
     if not name:
         raise BadInput("A name cannot be empty.")
     if "@" in name:
         raise BadInput(f"The name {name!r} has an @, which separates a model from its draft; use another sign.")
+    if DRAFTER.search(name):
+        raise BadInput(
+            f"The name {name!r} starts with a colon or ends in :ngram or :mtp, which names a drafter; use another one."
+        )
     return name
 
 
@@ -48,7 +56,7 @@ def find_named(session: Session, table: type[Table], name: str, base_id: str = "
 
 def free_name(session: Session, table: type[Table], like: str, base_id: str = "") -> str:
     """`like`, or the first unused of `like-2`, `like-3`, …"""
-    like = to_allowed_name(like)[:LONGEST]
+    like = to_allowed_name(like[:LONGEST])
     query = select(table.name).where(*_scope(table, base_id), func.length(table.name) >= len(like))
     used = set(session.scalars(query))
     return next(n for n in (like, *(f"{like}-{i}" for i in range(2, len(used) + 3))) if n not in used)
@@ -89,8 +97,9 @@ def server_of(model: str) -> str:
 
 
 def to_allowed_name(text: str) -> str:
-    """Convert any text to an allowed name: no @, no control characters, stripped."""
-    return re.sub(r"\s+", " ", "".join(c if c.isprintable() else " " for c in text.replace("@", "-"))).strip() or "x"
+    """Convert any text to an allowed name: no @, no control characters, not read as a drafter, stripped."""
+    plain = re.sub(r"\s+", " ", "".join(c if c.isprintable() else " " for c in text.replace("@", "-")))
+    return DRAFTER.sub("-", plain.strip()) or "x"
 
 
 def _scope(table: type[Table], base_id: str) -> list[ColumnElement[bool]]:

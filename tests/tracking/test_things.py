@@ -65,10 +65,11 @@ def test_a_base_that_is_not_ready_is_refused(database: Settings, ids: dict[str, 
             queries.must_be_ready(queries.find_base(session, "two"))
 
 
-@pytest.mark.parametrize("name", ["", "  ", "a@b", "tab\there", "x" * 121])
+@pytest.mark.parametrize("name", ["", "  ", "a@b", "tab\there", "x" * 121, ":heads", "a:ngram", " a:mtp "])
 def test_names_that_would_confuse_are_refused(name: str) -> None:
     with pytest.raises(BadInput):
         names.check_name(name)
+    assert names.check_name(allowed := names.to_allowed_name(name[:120])) == allowed
 
 
 def test_generated_names_are_free_and_allowed(database: Settings, ids: dict[str, str]) -> None:
@@ -77,6 +78,8 @@ def test_generated_names_are_free_and_allowed(database: Settings, ids: dict[str,
         assert names.free_name(session, Dataset, "new one") == "new one"
         assert names.free_name(session, Checkpoint, "heads", ids["one"]) == "heads-2"
         assert names.free_name(session, Dataset, "we@ird\n") == "we-ird"
+        assert names.free_name(session, Base, "qwen:mtp") == "qwen-mtp"
+        assert names.free_name(session, Base, "qwen:4b") == "qwen:4b"
         with pytest.raises(Conflict, match="dataset named 'prompts'"):
             names.check_free_name(session, Dataset, "prompts")
 
