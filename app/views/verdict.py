@@ -59,6 +59,8 @@ def verdict(facts: TrainingFacts, ways: Mapping[str, str]) -> TrainingVerdict:
         text = t("No conversations were held out, so its quality is unknown. Evaluate it on questions.")
         return TrainingVerdict(text, "info", ways["evaluate"], t("Evaluate it"))
     if facts.tau >= GOOD_TAU and not facts.slower and not facts.uncertain:
+        if facts.speedup is None:
+            return TrainingVerdict(_meaning(facts), "info", ways["evaluate"], t("Evaluate it"))
         text = " ".join([_meaning(facts), t("Chat with it, or export it for a server.")])
         return TrainingVerdict(text, "good", ways["chat"], t("Chat with the draft"))
     advice, step, button = _advice(facts, ways)
@@ -77,11 +79,11 @@ def _meaning(facts: TrainingFacts) -> str:
     if facts.speedup is not None:
         slow = t("too slow: ") if facts.slower else ""
         more = t("Measured (batch size 1, local engine): {slow}{n:.2f} × the baseline.", slow=slow, n=facts.speedup)
-    elif not facts.measured:
+    elif not facts.measured or facts.tau >= GOOD_TAU:
         more = t("Evaluate it on questions to measure its speed.")
     elif facts.tau < BREAK_EVEN_TAU:
         more = t("That is too low to be faster than the baseline on most machines.")
-    elif facts.tau < GOOD_TAU:
+    else:
         more = t("That is a start; a good draft has {n:.0f} or more.", n=GOOD_TAU)
     return f"{text} {more}".rstrip()
 

@@ -24,7 +24,8 @@ FACTS = TrainingFacts(tau=1.5, measured=False)
     ("facts", "text", "tone", "link"),
     [
         (replace(FACTS, tau=None), "its quality is unknown", "info", "/evaluate"),
-        (replace(FACTS, tau=2.0, rows=100, prompts=900), "held-out", "good", "/chat"),
+        (replace(FACTS, tau=2.0, rows=100, prompts=900), "held-out", "info", "/evaluate"),
+        (replace(FACTS, tau=2.4, measured=True), "Evaluate it on questions to measure its speed", "info", "/evaluate"),
         (
             replace(FACTS, rows=100, prompts=900),
             "on 100 conversations. Generate responses to all 900",
