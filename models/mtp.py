@@ -17,6 +17,8 @@ COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers",
 """Config keys of the number of layers: DeepSeek, GLM, MiMo and others; transformers; Qwen 3.5; MiniMax."""
 MTP = re.compile(r"(?:^|\.)mtp[._]")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+DEFAULT_TYPE = re.compile(r'mtp_layer_types = \["(\w+)"\]')
+"""Matches the attention of MTP layers without `mtp_layer_types` in the source of a family's config."""
 MTP_LAYER = re.compile(r"(?:^|\.)mtp(?:_layers|_block)?\.(?:layers\.)?(\d+)\.")
 
 
@@ -45,20 +47,36 @@ def mtp_reason(config: Mapping[str, Any]) -> str:
         return "Its weights are quantized, and MTP layers are only read unquantized."
     if _text(config).get("kv_lora_rank"):
         return "Its attention (MLA) has keys and values of different sizes, which the cache of the engine cannot hold."
-    if not _transformers_runs(kind):
+    if not (source := _source(kind)):
         return f"The installed transformers has no MTP layers for {kind}."
+    if (attention := _attention(_text(config), source)) != "full_attention":
+        return f"Its MTP layers have {attention.replace('_', ' ')}, and only layers with full attention are drafted."
     return ""
 
 
-def _transformers_runs(kind: str) -> bool:
-    """Whether the installed transformers builds MTP layers for the family (`MtpModel`, from 5.24)."""
+def _source(kind: str) -> str:
+    """The source of the family's config if the installed transformers builds MTP layers for it (`MtpModel`, from 5.24);
+    else ""."""
     spec, name = find_spec("transformers"), kind.replace("-", "_")
     if spec is None or not spec.origin or not name.isidentifier():
-        return False
+        return ""
     folder = Path(spec.origin).parent
-    source = folder / "models" / name / f"configuration_{name}.py"
-    known = source.is_file() and "num_mtp_layers" in source.read_text(encoding="utf-8")
-    return known and "class MtpModel" in (folder / "modeling_layers.py").read_text(encoding="utf-8")
+    file = folder / "models" / name / f"configuration_{name}.py"
+    source = file.read_text(encoding="utf-8") if file.is_file() else ""
+    known = "num_mtp_layers" in source
+    return source if known and "class MtpModel" in (folder / "modeling_layers.py").read_text(encoding="utf-8") else ""
+
+
+def _attention(text: Mapping[str, Any], source: str) -> str:
+    """The layer type of the first MTP layer, which drafts: of `mtp_layer_types`, of the entries of `layer_types` after
+    the last layer, or the family's default."""
+    layers, types, own = (text.get(key) for key in ("num_hidden_layers", "layer_types", "mtp_layer_types"))
+    if not own and isinstance(types, list) and isinstance(layers, int):
+        own = types[layers:]
+    if isinstance(own, list) and own:
+        return str(own[0])[:40]
+    default = DEFAULT_TYPE.search(source)
+    return default[1] if default else "full_attention"
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

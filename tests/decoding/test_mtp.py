@@ -117,6 +117,23 @@ def test_families_without_usable_layers_have_a_reason() -> None:
     assert "quantized" in mtp_reason({"model_type": "glm4_moe", "quantization_config": {"quant_method": "fp8"}})
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "mellum"}, "Its MTP layers have sliding attention"),  # the family's default
+        ({"model_type": "mellum", "mtp_layer_types": ["full_attention"]}, ""),
+        ({"model_type": "glm4_moe", "mtp_layer_types": ["sliding_attention"]}, "Its MTP layers have sliding attention"),
+        (
+            {"model_type": "glm4_moe", "num_hidden_layers": 1, "layer_types": ["full_attention", "sliding_attention"]},
+            "Its MTP layers have sliding attention",
+        ),
+        ({"model_type": "glm4_moe", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, ""),
+    ],
+)
+def test_layers_with_sliding_attention_have_a_reason(config, reason) -> None:
+    assert mtp_reason(config).partition(",")[0] == reason
+
+
 @torch.no_grad()
 def test_a_chain_is_what_transformers_drafts(base) -> None:
     """The expected first token comes from `MtpModel` with its own cache."""
