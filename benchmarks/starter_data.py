@@ -2,7 +2,7 @@
 all of them.
 
 `python -m benchmarks.starter_data --prompts FILE --out DIR` resumes an interrupted run. With `--part i/n` a process
-answers every n-th prompt, so that n single-threaded processes use n cores.
+answers every n-th prompt, so that n single-threaded processes use n cores, or one GPU together.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from corpus.batch import BatchAnswer, answer_all
 from corpus.conversations import GenerateOptions, row_rng
 from corpus.generate_local import generate_local, generation_dtype
 from corpus.shards import ShardWriter
-from models.base import LoadedBase, load_base
+from models.base import LoadedBase, load_base, pick_device
 from models.chat import render
 from models.starter import starter_path
 from speculoos.reporting import ConsoleReporter
@@ -40,38 +40,44 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--self-written", type=int, default=SELF_WRITTEN, help="prompts that the base writes")
+    parser.add_argument("--sampled", type=int, default=SAMPLED, help="prompts that are answered twice")
+    parser.add_argument("--batch", type=int, default=BATCH, help="answers generated together")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     number, parts = map(int, args.part.split("/"))
-    base = load_base(starter_path(), dtype=generation_dtype())
+    device = str(pick_device(args.device))
+    base = load_base(starter_path(), generation_dtype(device), device)
     prompts = args.out / f"prompts-{number}"
     if not (prompts / "ready").exists():
         with ShardWriter(prompts) as shards:
-            for n, (kind, text) in enumerate(_prompts(base, args.prompts, number, parts)):
+            written = self_written_prompts(base, args.self_written // parts, args.batch, seed=100 + number)
+            for n, (kind, text) in enumerate(_prompts(args.prompts, written, number, parts)):
                 message = {"role": "user", "content": text}
                 shards.add({"id": f"{prompts.name}-{n}", "messages": [message], "category": kind})
         (prompts / "ready").touch()
-    for name, temperature, limit in (("greedy", 0.0, None), ("sampled", 0.7, SAMPLED // parts)):
+    for name, temperature, limit in (("greedy", 0.0, None), ("sampled", 0.7, args.sampled // parts)):
         options = GenerateOptions(
-            max_tokens=ANSWER_TOKENS, temperature=temperature, batch_size=BATCH, limit=limit, seed=1
+            max_tokens=ANSWER_TOKENS, temperature=temperature, batch_size=args.batch, limit=limit, seed=1
         )
         print(generate_local(base, prompts, args.out / f"{name}-{number}", options, ConsoleReporter()))
 
 
-def _prompts(base: LoadedBase, file: Path, number: int, parts: int) -> list[tuple[str, str]]:
-    """(category, prompt) of this part, shuffled, so that an interrupted run has some of each kind; from the file a
-    seeded sample of first user turns of at most LONGEST characters."""
+def _prompts(file: Path, written: Iterator[str], number: int, parts: int) -> list[tuple[str, str]]:
+    """(category, prompt) of this part and `written`, shuffled, so that an interrupted run has some of each kind; from
+    the file a seeded sample of first user turns of at most LONGEST characters."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     texts = [row["conversations"][0]["value"] for row in rows]
     texts = [text for text in dict.fromkeys(texts) if len(text) <= LONGEST]
     from_file = [("file", text) for text in random.Random(0).sample(texts, min(FROM_FILE, len(texts)))]
     prompts = [*from_file, *varied_prompts()][number::parts]
-    prompts += [("self-written", text) for text in self_written_prompts(base, SELF_WRITTEN // parts, seed=100 + number)]
+    prompts += [("self-written", text) for text in written]
     random.Random(number).shuffle(prompts)
     return prompts
 
 
-def self_written_prompts(base: LoadedBase, count: int, seed: int) -> Iterator[str]:
+def self_written_prompts(base: LoadedBase, count: int, batch: int, seed: int) -> Iterator[str]:
     """Up to `count` distinct user turns sampled from `base`, which continues the chat template after the user tag up to
     the end of turn. Source: Xu et al. 2024 (Magpie, arXiv 2406.08464), section 2.1."""
     opening = _before_user(base)
@@ -82,7 +88,7 @@ def self_written_prompts(base: LoadedBase, count: int, seed: int) -> Iterator[st
         return [BatchAnswer(list(opening), MAX_TOKENS, rng, tag, TEMPERATURE) for tag, rng in samples]
 
     seen: set[str] = set()
-    for ended, _running in answer_all(base, source, BATCH, TOP_P):
+    for ended, _running in answer_all(base, source, batch, TOP_P):
         for answer in ended:
             text = base.tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
             if answer.finish == "stop" and len(text) >= SHORTEST and text not in seen:
