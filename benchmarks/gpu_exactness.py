@@ -23,9 +23,11 @@ from decoding.tree import DraftTree, shape_from_choices
 from evaluation.questions import BUILT_IN
 from models.base import load_base
 from models.checkpoints import load_draft, save_draft
+from models.dflash import DFlashDraft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
+from models.peagle import PEagleDraft
 from models.runtime.graphs import GraphedForward
 from models.standalone import StandaloneDraft
 from models.starter import STARTER_HEAD, starter_path
@@ -161,7 +163,9 @@ def tiny(bench: Bench, family: str, dtype: str) -> Subject:
     prompts = [own.tokenizer(text)["input_ids"] for text in TEXTS[: bench.size(2, 1)]]
     torch.manual_seed(0)  # drafts are made before `fast_target` takes over the weights they start from
     medusa = MedusaHeads.from_base(MedusaConfig(own.hidden_size, own.vocab_size, 4), own)
-    eagle, eagle3 = EagleDraft.from_base(own), Eagle3Draft.from_base(own, torch.arange(0, own.vocab_size, 2))
+    draft_ids = torch.arange(0, own.vocab_size, 2)
+    eagle, eagle3 = EagleDraft.from_base(own), Eagle3Draft.from_base(own, draft_ids)
+    peagle, dflash = PEagleDraft.from_base(own, draft_ids), DFlashDraft.from_base(own, draft_ids)
     standalone = StandaloneDraft.from_base(own, own.num_layers).requires_grad_(False).eval()
     for weight in standalone.parameters():  # without noise it would always agree
         weight += NOISE * torch.randn(weight.shape).to(weight)
@@ -172,6 +176,8 @@ def tiny(bench: Bench, family: str, dtype: str) -> Subject:
         "EAGLE-1": (eagle, {"tree": CHOICES}),
         "EAGLE-2 tree": (eagle, DYNAMIC),
         "EAGLE-3": (eagle3, DYNAMIC),
+        "P-EAGLE": (peagle, DYNAMIC),
+        "DFlash": (dflash, {}),
         "standalone": (standalone, {"tree": CHOICES}),
         "replayed": None,
     }

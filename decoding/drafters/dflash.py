@@ -3,7 +3,9 @@
 The draft's cache has a row (key and value) for every position of the sequence except the last: features of the base
 model, injected as soon as it has computed them. The rows of a block follow them and are overwritten by the next
 injection. Positions of a block are predicted independently of each other, so all nodes of a tree at one depth share one
-distribution, as with Medusa heads."""
+distribution, as with Medusa heads.
+
+On a GPU a packed draft injects the accepted tokens' features and fills a block in one CUDA graph."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,13 +23,14 @@ from decoding.drafters.base import (
 )
 from decoding.drafters.dflash_runners import BlockRunner, PackedBlockRunner, packed_runner
 from decoding.drafters.expansion import PositionLogits, StaticTree
-from decoding.drafters.medusa import best_tree
+from decoding.drafters.medusa import best_candidates, fill_shape
 from decoding.target import Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
 from decoding.tuning import wide_choices
 from models.base import LoadedBase
 from models.methods import trees
 from models.runtime.cache import upload
+from models.runtime.graphs import BucketView, CapturedFunction, Tensors, bucket_biases, bucket_of, captured
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput, Unsupported
 
@@ -44,29 +47,34 @@ class DFlashDrafter(Drafter):
     ):
         self.draft, self.shape, self.sample, self.vocab_size = draft, shape, sample, base.vocab_size
         self.layers = tuple(draft.layers_wanted)
-        self.growth = StaticTree(shape, base.device)
+        self.device, self.growth = base.device, StaticTree(shape, base.device)
         self.sampling: ChildSampling | None = None
+        self.graphed = base.device.type == "cuda" and isinstance(draft, PackedBlockRunner)
         self.cache = draft.new_cache()
-        self.ids: list[int] = []  # of the tokens with rows in the cache
+        self.ids: list[int] = []  # of the tokens with features
+        self.pending: list[torch.Tensor] = []
+        """Features of the last tokens, which have no rows in the cache yet."""
         self.last = -1  # the token after them
 
     def nbytes(self) -> int:
         return self.cache.nbytes()
 
     def max_reusable_prefix(self, prompt_ids: Sequence[int]) -> int:
-        return common_prefix(self.ids, prompt_ids)
+        return common_prefix(self.ids[: self.cache.length], prompt_ids)
 
     def prefill(self, start: PrefillContext) -> None:
         self.sampling = start.sampling(self.vocab_size) if self.sample else None
         cached_count = len(start.prompt_ids) - len(start.target_output.hidden)
         self.cache.crop(cached_count)
         self.ids = self.ids[:cached_count]  # if the injection fails, these are the ones with rows
-        self.draft.inject(start.target_output.features, self.cache)
+        features = start.target_output.features
+        self.draft.inject(features, self.cache)
+        self.pending = [features.new_empty(0, features.shape[1])]
         self.ids, self.last = list(start.prompt_ids), start.token
 
     def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
         features = target_output.features
-        self.draft.inject(features[upload(list(nodes), features.device)], self.cache)
+        self.pending.append(features[upload(list(nodes), features.device)])
         self.ids += [self.last, *tokens[:-1]]
         self.last = tokens[-1]
 
@@ -74,18 +82,70 @@ class DFlashDrafter(Drafter):
     def propose(self, token: int) -> DraftTree:
         if len(self.shape) == 1:
             return DraftTree((token,))
-        logits = self.draft.logits(self.draft.block(token, self.cache)[1 : self.shape.max_depth + 1]).float()
+        uniforms = () if self.sampling is None else (self.sampling.uniforms(len(self.shape) - 1),)
+        if self.graphed:
+            grown = self._draft_captured(token, *uniforms)
+        else:
+            self._inject_pending()
+            uniforms = (upload(numbers, self.device) for numbers in uniforms)
+            grown = self._grow(self.draft.block(token, self.cache), *uniforms)
         if self.sampling is not None:
-            uniforms = upload(self.sampling.uniforms(len(self.shape) - 1), logits.device)
-            return self.growth.tree(
-                token, self.growth.grow(PositionLogits(logits, self.draft.to_target), self.sampling, uniforms)
-            )
-        return best_tree(self.shape, token, logits, self.draft.to_target)
+            return self.growth.tree(token, grown)
+        return fill_shape(self.shape, token, *grown[0].tolist())
+
+    def _inject_pending(self) -> None:
+        features = torch.cat(self.pending)
+        if len(features):
+            self.draft.inject(features, self.cache)
+            self.pending = [features[:0].clone()]
+
+    def _grow(self, block: torch.Tensor, *uniforms: torch.Tensor) -> Tensors:
+        """The sampled tree as `StaticTree.grow` returns it, or the best tokens of each depth (`best_candidates`), from
+        the outputs of a block [S, H]."""
+        logits = self.draft.logits(block[1 : self.shape.max_depth + 1]).float()
+        if self.sampling is None:
+            return (best_candidates(self.shape, logits, self.draft.to_target),)
+        return self.growth.grow(PositionLogits(logits, self.draft.to_target), self.sampling, *uniforms)
+
+    def _draft_captured(self, token: int, *uniforms: torch.Tensor) -> Tensors:
+        """Also injects the pending features."""
+        most = self.shape.max_depth + 1  # an accepted path with its root
+        if sum(map(len, self.pending)) > most:
+            self._inject_pending()
+        features, start, rows = torch.cat(self.pending), self.cache.length, most + self.draft.size
+        self.draft.reserve(self.cache, rows)
+        key = bucket_of(start + rows, self.cache.capacity), most, self.sampling
+        draft = captured(self.cache.replays, key, lambda: self._captured(features, *key[:2], *uniforms))
+        draft.fill(features, torch.tensor([token]), torch.tensor([start, len(features)]), *uniforms)
+        grown = draft()
+        self.cache.stage(len(features))
+        self.cache.commit_all()
+        self.pending = [features[:0].clone()]
+        return grown
+
+    def _captured(self, features: torch.Tensor, bucket: int, most: int, *uniforms: torch.Tensor) -> CapturedFunction:
+        draft, cache, rotations = self.draft, self.cache, self.draft.rotations.for_length(bucket)
+
+        def compute(aux: torch.Tensor, ids: torch.Tensor, at: torch.Tensor, *uniforms: torch.Tensor) -> Tensors:
+            """Of the `most` injected rows from at[0], at[1] are real; the block's rows overwrite the others."""
+            rows = at[:1] + torch.arange(most, device=at.device)
+            for index, keys_values in enumerate(draft.context_rows(aux, rotations[rows])):
+                for storage, new in zip((cache.keys, cache.values), keys_values, strict=True):
+                    storage[index, 0].index_copy_(1, rows, new.transpose(0, 1))
+            length = at.sum()[None]
+            rows = length + torch.arange(draft.size, device=at.device)
+            visible = torch.ones(draft.size, draft.size, dtype=torch.bool, device=at.device)
+            biases = bucket_biases(length, rows, rows, visible, bucket, draft.layout)
+            return self._grow(draft.compute(ids, rotations[rows], BucketView(cache, rows, bucket, biases)), *uniforms)
+
+        integers = torch.zeros(3, dtype=torch.int64, device=self.device)
+        buffers = [features.new_zeros(most, features.shape[1]), integers[:1], integers[1:]]
+        return CapturedFunction(compute, [*buffers, *(numbers.to(self.device) for numbers in uniforms)], rotations)
 
     def network_pass(self, rows: int) -> Callable[[], Any]:
         """A block of each sequence."""
         drafted = rows * self.shape.max_depth
-
+        self._inject_pending()
         return torch.inference_mode()(
             lambda: self.draft.logits(self.draft.block(self.last, self.cache, rows)[:drafted])
         )

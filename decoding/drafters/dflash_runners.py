@@ -2,6 +2,7 @@
 
 Shapes: n positions, S tokens of a block, H hidden size, V' draft vocabulary; no batch dimension."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch.nn import functional as F
 
 from decoding.drafters import runners
 from models.draft_vocabulary import to_target
-from models.runtime.attention import SequenceView
-from models.runtime.cache import CacheBackend, KVCache
+from models.runtime.attention import CacheView, SequenceView
+from models.runtime.cache import CacheBackend, KVCache, upload
+from models.runtime.graphs import MaskLayout
 from models.runtime.layer import norm_of
 from models.runtime.linear import Linear, pack
 from models.runtime.rotary import draft_rotations, pair_order, paired_rows, rotate
@@ -67,6 +69,7 @@ class PackedBlockRunner:
         self._context = _pack_context(draft.layers, config, dtype)
         self._layers = [pack_draft_layer_inplace(layer, config, dtype) for layer in draft.layers]
         self._heads, self._norm = self._layers[0].heads, norm_of(draft.norm, dtype=dtype)
+        self.layout = MaskLayout((None,), self._heads.group, dtype)
         self.to_target = partial(to_target, d2t=draft.d2t)
         if draft.lm_head is None:  # the base model's, in its precision
             self._head, self._head_dtype = base.lm_head, base.dtype
@@ -83,25 +86,38 @@ class PackedBlockRunner:
     @torch.inference_mode()
     def inject(self, aux: torch.Tensor, cache: KVCache) -> None:
         """As BlockRunner."""
-        heads, n, start = self._heads, len(aux), cache.length
-        rows = self._context(self._hidden_norm(self._fc(aux.to(self.dtype))))
-        keys_values = rows.view(n, len(self._layers), 2, heads.num_kv_heads, heads.dim)
-        rotation = self.rotations.for_length(start + n)[start : start + n]
-        for index, layer in enumerate(self._layers):
-            keys, values = keys_values[:, index].unbind(1)
-            keys = rotate(keys.contiguous() if layer.key_norm is None else layer.key_norm(keys), rotation)
-            cache.write(index, keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+        start, n = cache.length, len(aux)
+        for index, rows in enumerate(self.context_rows(aux, self.rotations.for_length(start + n)[start : start + n])):
+            cache.write(index, *(row.transpose(0, 1)[None] for row in rows))
         cache.stage(n)
         cache.commit_all()
+
+    def context_rows(self, aux: torch.Tensor, rotation: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each layer, keys and values [n, kv heads, dim] of n positions with the features `aux` [n, len · H]."""
+        heads = self._heads
+        rows = self._context(self._hidden_norm(self._fc(aux.to(self.dtype))))
+        keys_values = rows.view(len(aux), len(self._layers), 2, heads.num_kv_heads, heads.dim)
+        for index, layer in enumerate(self._layers):
+            keys, values = keys_values[:, index].unbind(1)
+            yield rotate(keys.contiguous() if layer.key_norm is None else layer.key_norm(keys), rotation), values
+
+    def reserve(self, cache: KVCache, rows: int) -> None:
+        """Allocate storage for `rows` more rows of `cache`."""
+        cache.reserve(self._heads.num_kv_heads, self._heads.dim, self.dtype, self.device, rows)
 
     @torch.inference_mode()
     def block(self, token: int, cache: KVCache, count: int = 1) -> torch.Tensor:
         """As BlockRunner."""
-        heads, start, n = self._heads, cache.length, count * self.size
-        cache.reserve(heads.num_kv_heads, heads.dim, self.dtype, self.device, n)
-        view, rotation = SequenceView(cache, n, {None: None}), self.rotations.for_length(start + n)[start : start + n]
-        x = self._masks.repeat(count, 1)
-        x[:: self.size] = self._embedding.weight[token].to(self.dtype)
+        start, n = cache.length, count * self.size
+        self.reserve(cache, n)
+        rotation = self.rotations.for_length(start + n)[start : start + n]
+        return self.compute(upload([token] * count, self.device), rotation, SequenceView(cache, n, {None: None}))
+
+    def compute(self, ids: torch.Tensor, rotation: torch.Tensor, view: CacheView) -> torch.Tensor:
+        """Outputs [count · S, H] of blocks that start with the tokens `ids` [count]."""
+        n = len(ids) * self.size
+        x = self._masks.repeat(len(ids), 1)
+        x[:: self.size] = F.embedding(ids, self._embedding.weight).to(self.dtype)
         x = self._context.pad_rows(x)
         for index, layer in enumerate(self._layers):
             x = layer(x, n, rotation, view, index)

@@ -9,6 +9,7 @@ from decoding.drafters.base import WIDEST_TREE, Drafter, PrefillContext, TuningS
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from decoding.tuning import wide_choices
+from models.runtime.graphs import CapturedFunction
 from models.runtime.interface import ForwardOutput
 from models.runtime.linear import pack_module
 from speculoos.errors import BadInput
@@ -35,6 +36,10 @@ class MedusaDrafter(Drafter):
                 "use a shallower tree."
             )
         self.hidden: torch.Tensor | None = None
+        self._candidates: CapturedFunction | None = None
+
+    def nbytes(self) -> int:
+        return self._candidates.nbytes if self._candidates else 0
 
     def prefill(self, start: PrefillContext) -> None:
         self.hidden = start.target_output.hidden[-1]
@@ -46,22 +51,27 @@ class MedusaDrafter(Drafter):
     def propose(self, token: int) -> DraftTree:
         if len(self.shape) == 1:
             return DraftTree((token,))
-        logits = self.heads(self.hidden, self.shape.max_depth).float()
-        return best_tree(self.shape, token, logits, self.heads.to_target)
+        if self._candidates is None:
+            self._candidates = CapturedFunction(self._compute, [torch.empty_like(self.hidden)])
+        self._candidates.fill(self.hidden)
+        return fill_shape(self.shape, token, *self._candidates()[0].tolist())
+
+    def _compute(self, hidden: torch.Tensor) -> tuple[torch.Tensor]:
+        logits = self.heads(hidden, self.shape.max_depth).float()
+        return (best_candidates(self.shape, logits, self.heads.to_target),)
 
     def network_pass(self, rows: int) -> Callable[[], Any]:
         hidden = self.hidden.expand(rows, -1).contiguous()
         return torch.inference_mode()(lambda: self.heads(hidden, self.shape.max_depth))
 
 
-def best_tree(
-    shape: TreeShape, token: int, logits: torch.Tensor, token_ids: Callable[[torch.Tensor], torch.Tensor]
-) -> DraftTree:
-    """The tree of the best tokens at each depth, by `logits` fp32 [depths, V']; `token_ids` maps indices into V'."""
+def best_candidates(
+    shape: TreeShape, logits: torch.Tensor, token_ids: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Token ids and log probabilities [2, depths, ranks] of the best tokens at each depth, fp32, which holds token ids
+    exactly. `logits`: fp32 [depths, V']; `token_ids` maps indices into V'."""
     best = logits.topk(max(shape.ranks) + 1, dim=-1)
-    logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
-    ids, logprobs = torch.stack([token_ids(best.indices), logprobs]).tolist()  # float32 holds token ids exactly
-    return fill_shape(shape, token, ids, logprobs)
+    return torch.stack([token_ids(best.indices), best.values - logits.logsumexp(dim=-1, keepdim=True)])
 
 
 def fill_shape(shape: TreeShape, token: int, ids: list[list[float]], logprobs: list[list[float]]) -> DraftTree:

@@ -27,10 +27,11 @@ TREES |= {"eagle3": {"depth": 2, "top_k": 2, "nodes": 6}, "draft": {"depth": 2}}
 LAUNCHES = {
     "none": (11, 16),
     "ngram": (11, 16),
-    "medusa": (29, 34),
+    "medusa": (16, 21),
     "eagle": (19, 24),
     "eagle3": (22, 27),
     "peagle": (22, 27),
+    "dflash": (22, 27),
     "draft": (15, 25),
 }
 """Launches of a greedy step, and of a sampled one. A graph is one launch; to move accepted rows takes five more."""
