@@ -4,8 +4,10 @@ A graph replays kernels on fixed addresses, so all values that change between st
 mask, length) are in input buffers, and attention covers a whole bucket of cache rows with unused rows masked. A graph
 belongs to the device of its cache. On other devices the same functions run without capture."""
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -110,6 +112,18 @@ def _pool(device: torch.device) -> tuple[int, int]:
     return torch.cuda.graph_pool_handle()
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection meanwhile: if it frees another graph during a capture, the capture fails."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class CapturedFunction:
     """A function of `buffers`, tensors of fixed shapes on one device; on CUDA a graph, captured at the first call."""
 
@@ -151,7 +165,7 @@ class CapturedFunction:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(self.device)
         # Without `stream`, capture runs on a stream of the device of the process's first capture.
-        with torch.cuda.graph(graph, _pool(self.device), stream, capture_error_mode="thread_local"):
+        with _no_collection(), torch.cuda.graph(graph, _pool(self.device), stream, capture_error_mode="thread_local"):
             self.result = self.compute(*self.buffers)
         self.nbytes += max(torch.cuda.memory_reserved(self.device) - before, 0)
         self.graph = graph

@@ -1,5 +1,6 @@
 """Decoding on an emulated GPU: no tensor on the wrong device, the tokens of plain decoding, counted launches."""
 
+import gc
 import random
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -14,6 +15,7 @@ from decoding.drafters.base import ClientDrafter, Drafter
 from decoding.generate import generate
 from decoding.target import Target, fast_target
 from models.base import LoadedBase, load_base
+from models.runtime.graphs import CapturedFunction
 from tests.decoding.conftest import run, tokens_of
 from tests.decoding.test_fast_drafters import TREE, make_draft
 from tests.tiny import FAMILIES
@@ -119,6 +121,15 @@ def test_graphs_draft_the_trees_of_a_cpu(
         with emulated_cuda():
             actual = trees(name, "cuda")
         assert actual == expected and len(actual) > 3, name
+
+
+def test_no_graph_is_freed_during_a_capture(cuda: EmulatedCuda) -> None:
+    """CUDA refuses it, so garbage is not collected meanwhile; it was seen on an H100."""
+    collecting = []
+    function = CapturedFunction(lambda x: collecting.append(gc.isenabled()) or (x + 1,), [torch.ones(2, device="cuda")])
+    assert function()[0].tolist() == [2, 2]
+    warm_up, capture, *_ = collecting
+    assert warm_up and not capture and gc.isenabled()
 
 
 def test_typical_acceptance(base_of: Callable[..., LoadedBase], cuda: EmulatedCuda) -> None:
