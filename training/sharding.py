@@ -8,7 +8,7 @@ tensors. Functions marked "collective" must be called by all processes.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,15 @@ def mixed_with_plain_tensors(sharded: bool) -> Iterator[None]:
     (ScaledLinear's scale). Raises Unsupported if accelerate's own FSDP is on: it would shard by itself, and
     transformers might load the base's weights in the first process only."""
     from accelerate.utils import parse_flag_from_env
-    from torch.distributed.tensor.experimental import implicit_replication
 
     if parse_flag_from_env(SWITCH):
         raise Unsupported(f"{SWITCH} is set, but the training shards by itself; unset it and choose sharding fsdp.")
-    with implicit_replication() if sharded else nullcontext():
+    if not sharded:
+        yield
+        return
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    with implicit_replication():
         yield
 
 
