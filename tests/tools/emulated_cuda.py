@@ -9,7 +9,7 @@ emulated: memory, streams, and the rounding of kernels.
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -38,6 +38,11 @@ FUSED = (torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.r
 """Functions that are one kernel on CUDA and several operations here."""
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 COPYING = ("copy_", "_to_copy")
+MAKING, MOVING = {torch.tensor, torch.as_tensor}, {torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda}
+INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+OWN = {*FUSED, *MAKING, *MOVING, *INDEXED, torch.Tensor.pin_memory, torch.Tensor.tolist, torch.Tensor.numpy}
+"""Python functions that are not simply called."""
+SEQUENCES = (tuple, list)
 
 
 class CudaTensor(torch.Tensor):
@@ -49,16 +54,18 @@ class CudaTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, elem: torch.Tensor, device: torch.device = CUDA) -> "CudaTensor":
-        with torch.inference_mode(False):  # a view of a tensor from outside of inference mode
-            wrapper = torch.Tensor._make_wrapper_subclass(
-                cls,
-                elem.size(),
-                strides=elem.stride(),
-                storage_offset=elem.storage_offset(),
-                dtype=elem.dtype,
-                layout=elem.layout,
-                device=elem.device,
-            )
+        if torch.is_inference_mode_enabled():  # for a view of a tensor from outside of it
+            with torch.inference_mode(False):
+                return cls.__new__(cls, elem, device)
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            cls,
+            elem.size(),
+            strides=elem.stride(),
+            storage_offset=elem.storage_offset(),
+            dtype=elem.dtype,
+            layout=elem.layout,
+            device=elem.device,
+        )
         wrapper.elem, wrapper.device = elem, device
         return wrapper
 
@@ -92,6 +99,11 @@ class EmulatedCuda(TorchDispatchMode):
         self.paused = self.to_host = False
         self.capturing: EmulatedGraph | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, so torch need not wrap each operation to prevent it."""
+        return False
+
     def synchronize(self, name: str) -> None:
         if self.capturing is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
@@ -114,7 +126,7 @@ class EmulatedCuda(TorchDispatchMode):
             if decomposed is not NotImplemented:
                 return decomposed
         name = operation.overloadpacket.__name__
-        tensors = list(_tensors((args, kwargs)))
+        tensors = _tensors((*args, *kwargs.values()))
         owner = next((tensor.device for tensor in tensors if isinstance(tensor, CudaTensor)), None)
         on_device, requested = owner is not None, kwargs.get("device")
         to = None if requested is None else torch.device(requested).type
@@ -125,15 +137,17 @@ class EmulatedCuda(TorchDispatchMode):
         self._count(operation, args, kwargs, on_device, to)
         if to == "cuda":
             kwargs = {**kwargs, "device": "cpu"}
-        result = self._computed(operation, _map(_unwrap, args), _map(_unwrap, kwargs), on_device)
+        unwrapped = (_map(_unwrap, args), _map(_unwrap, kwargs)) if on_device else (args, kwargs)
+        result = self._computed(operation, *unwrapped)
         to_host = name == "_to_copy" and to == "cpu"
         if to_host or name == TO_HOST or not (on_device or to == "cuda"):
             return result
         if name == "copy_" and not isinstance(args[0], CudaTensor):
             return args[0]
-        return return_and_correct_aliasing(operation, args, kwargs, _map(partial(_wrap, device), result))
+        wrapped = _map(partial(_wrap, device), result)
+        return return_and_correct_aliasing(operation, args, kwargs, wrapped) if _has_aliases(operation) else wrapped
 
-    def _computed(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> Any:
+    def _computed(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = operation(*args, **kwargs)
         if self.capturing is not None and not operation.is_view:
             self.capturing.operations.append((operation, args, kwargs, result))
@@ -173,7 +187,9 @@ class _Functions(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         device, kwargs = self.device, kwargs or {}
-        if function in (torch.tensor, torch.as_tensor) and _is_cuda(kwargs.get("device")):
+        if function not in OWN and "generator" not in kwargs:
+            return function(*args, **kwargs)
+        if function in MAKING and _is_cuda(kwargs.get("device")):
             if isinstance(args[0], CudaTensor):
                 return args[0]
             return function(*args, **{**kwargs, "device": "cpu"}).to(_numbered(kwargs["device"]))
@@ -183,7 +199,7 @@ class _Functions(TorchFunctionMode):
             isinstance(first, CudaTensor) or _is_cuda(kwargs.get("device"))
         ):
             raise RuntimeError("Expected a generator on the device of the random numbers.")
-        if function in (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda):
+        if function in MOVING:
             return self._move(first, function, args[1:], kwargs)
         if function is torch.Tensor.pin_memory:
             pinned = first.clone()
@@ -195,7 +211,7 @@ class _Functions(TorchFunctionMode):
                 return first.elem.tolist()
             if function is torch.Tensor.numpy:
                 raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy first.")
-            if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            if function in INDEXED:
                 args = (first, self._index(args[1], first.device), *args[2:])
             if function in FUSED and not device.paused:
                 device.launches[function.__name__] += 1
@@ -245,7 +261,7 @@ def _check(
     """Raise RuntimeError for tensors of several devices, as CUDA does. `owner`: the GPU of the first one on a GPU."""
     if owner is None or name in COPYING:
         return
-    if gpus := {str(t.device) for t in tensors if isinstance(t, CudaTensor)} - {str(owner)}:
+    if gpus := {str(t.device) for t in tensors if isinstance(t, CudaTensor) and t.device != owner}:
         raise RuntimeError(f"{operation}: expected all tensors on the same device, found {owner} and {gpus}")
     if name in INDEXING:
         if not isinstance(args[0], CudaTensor):
@@ -284,7 +300,7 @@ class EmulatedGraph:
         with torch.inference_mode(), torch.utils._python_dispatch._disable_current_modes():
             for operation, args, kwargs, result in self.operations:
                 replayed = operation(*args, **kwargs)
-                for old, new in zip(_tensors(result), _tensors(replayed), strict=True):
+                for old, new in zip(_tensors([result]), _tensors([replayed]), strict=True):
                     if old is not new and old.data_ptr() != new.data_ptr():
                         old.copy_(new)
 
@@ -365,20 +381,29 @@ def _is_composite(operation: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CompositeImplicitAutograd")
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists and dicts; faster than torch's trees."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
+@cache
+def _has_aliases(operation: Any) -> bool:
+    """Whether it is a view or writes to an argument."""
+    schema = operation._schema
+    return any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """All tensors among the values and in their tuples and lists; faster than torch's trees."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, SEQUENCES):
+            found += _tensors(value)
+    return found
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, SEQUENCES):
+        return type(value)([_map(function, part) for part in value])
     if isinstance(value, dict):
         return {key: _map(function, part) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)([_map(function, part) for part in value])
     return function(value)
 
 
