@@ -66,7 +66,8 @@ def main() -> None:
 def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
     """Merge the answers of all parts into the dataset `folder`; returns rows, generated tokens and prompts by kind."""
     with ShardWriter(folder) as shards:
-        for part in sorted(path for name in ("greedy", "sampled") for path in parts.glob(f"{name}-*")):
+        written = {path.parent for name in ("greedy", "sampled") for path in parts.glob(f"{name}-*/shard-*.jsonl")}
+        for part in sorted(written):
             for row in read_rows(part):
                 shards.add({**row, "id": f"{part.name}/{row['id']}"})
     rows = list(read_rows(folder))
