@@ -42,7 +42,7 @@ def test_every_part_runs_dry_and_its_output_is_exact(
     holds = {claim["name"]: claim["holds"] for claim in result["claims"]}
     judged = [name for name, value in holds.items() if value is not None]
     assert all(holds[name] for name in judged)
-    assert sum(name.startswith("fp32") for name in judged) == 8 + 1 and sum(n.startswith("bf16") for n in judged) == 8
+    assert sum(name.startswith("fp32") for name in judged) == 10 + 1 and sum(n.startswith("bf16") for n in judged) == 10
     assert sum(value is None for value in holds.values()) == 7, "speed, capture, launches and more GPUs are not judged"
     assert all(name in output for name in holds)
     assert gpu_check.PAGE.read_text(encoding="utf-8") == page, "a dry run writes no page"
