@@ -9,7 +9,7 @@ from decoding.drafters.base import WIDEST_TREE, Drafter, PrefillContext, TuningS
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from decoding.tuning import wide_choices
-from models.runtime.graphs import CapturedFunction
+from models.runtime.graphs import CapturedFunction, Tensors
 from models.runtime.interface import ForwardOutput
 from models.runtime.linear import pack_module
 from speculoos.errors import BadInput
@@ -24,8 +24,9 @@ class MedusaDrafter(Drafter):
 
     name = "medusa"
 
-    def __init__(self, heads: Any, choices: Sequence[Sequence[int]] | None = None):
-        """`heads` maps hidden [H] to logits [num_heads, V]. Raises BadInput for choices deeper than the heads."""
+    def __init__(self, heads: Any, choices: Sequence[Sequence[int]] | None = None, graphed: bool = False):
+        """`heads` maps hidden [H] to logits [num_heads, V], on a GPU in a CUDA graph if `graphed`. Raises BadInput for
+        choices deeper than the heads."""
         self.heads, self.num_heads = heads, heads.config.medusa_num_heads
         if choices is None:
             choices = [c for c in DEFAULT_CHOICES if len(c) <= self.num_heads]
@@ -36,10 +37,11 @@ class MedusaDrafter(Drafter):
                 "use a shallower tree."
             )
         self.hidden: torch.Tensor | None = None
-        self._candidates: CapturedFunction | None = None
+        self.graphed = graphed
+        self._graph: CapturedFunction | None = None
 
     def nbytes(self) -> int:
-        return self._candidates.nbytes if self._candidates else 0
+        return self._graph.nbytes if self._graph else 0
 
     def prefill(self, start: PrefillContext) -> None:
         self.hidden = start.target_output.hidden[-1]
@@ -51,12 +53,16 @@ class MedusaDrafter(Drafter):
     def propose(self, token: int) -> DraftTree:
         if len(self.shape) == 1:
             return DraftTree((token,))
-        if self._candidates is None:
-            self._candidates = CapturedFunction(self._compute, [torch.empty_like(self.hidden)])
-        self._candidates.fill(self.hidden)
-        return fill_shape(self.shape, token, *self._candidates()[0].tolist())
+        (candidates,) = self._captured() if self.graphed else self._candidates(self.hidden)
+        return fill_shape(self.shape, token, *candidates.tolist())
 
-    def _compute(self, hidden: torch.Tensor) -> tuple[torch.Tensor]:
+    def _captured(self) -> Tensors:
+        if self._graph is None:
+            self._graph = CapturedFunction(self._candidates, [torch.empty_like(self.hidden)])
+        self._graph.fill(self.hidden)
+        return self._graph()
+
+    def _candidates(self, hidden: torch.Tensor) -> Tensors:
         logits = self.heads(hidden, self.shape.max_depth).float()
         return (best_candidates(self.shape, logits, self.heads.to_target),)
 
@@ -82,10 +88,10 @@ def fill_shape(shape: TreeShape, token: int, ids: list[list[float]], logprobs: l
 
 
 def make(target: Target, draft: Any, options: dict[str, Any]) -> MedusaDrafter:
-    """The drafter of Medusa heads. For a fast target the heads are packed in place."""
+    """The drafter of Medusa heads. For a fast target the heads are packed in place, and a GPU runs them as a graph."""
     if is_fast(target):
         pack_module(draft)
-    drafter = MedusaDrafter(draft, options.get("tree"))
+    drafter = MedusaDrafter(draft, options.get("tree"), is_fast(target))
     check_ranks(drafter.shape.ranks, len(draft.draft_ids))
     return drafter
 
