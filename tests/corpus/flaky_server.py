@@ -1,8 +1,9 @@
 """A process that speaks the OpenAI chat protocol and fails every third request:
-python flaky_server.py PORT_FILE [fail every N-th request, 0 none] [seconds an answer takes] [port].
+python -m tests.corpus.flaky_server PORT_FILE [fail every N-th request, 0 none] [seconds an answer takes] [port].
 
 Failures alternate between 429 and 500. Each answer repeats the last user turn, so that a test can tell rows apart.
-A user turn that says "refuse me" gets 400, one that says "take your time" gets its answer after two seconds.
+A user turn that says "refuse me" gets 400, one that says "take your time" gets its answer after two seconds. One that
+ends with a number waits while the folder of PORT_FILE has a hold of answers (tests.workers.holds).
 """
 
 import json
@@ -11,6 +12,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.workers.holds import ANSWERS, wait_while_held
 
 ARGUMENTS = dict(enumerate(sys.argv))
 EVERY, SECONDS = int(ARGUMENTS.get(2, 3)), float(ARGUMENTS.get(3, 0))
@@ -36,6 +39,8 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(400, {"error": {"message": "this prompt is not allowed"}})
         else:
             time.sleep(2 if text == "take your time" else SECONDS)
+            if (number := text.rpartition(" ")[2]).isdigit():
+                wait_while_held(Path(sys.argv[1]).parent, ANSWERS, int(number))
             self.reply(200, answer(body, text))
 
     def do_GET(self) -> None:

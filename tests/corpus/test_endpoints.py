@@ -23,7 +23,7 @@ from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.tools.ports import free_ports
 
-SERVER = Path(__file__).with_name("flaky_server.py")
+SERVER = "tests.corpus.flaky_server"
 KEY = "sesame-4711"
 GONE = openai.APIConnectionError(request=httpx.Request("POST", "http://x"))
 
@@ -112,7 +112,7 @@ def test_a_missing_model_name_is_an_error() -> None:
 
 def start(port: int, folder: Path) -> subprocess.Popen[bytes]:
     file = folder / f"port-{port}-{time.monotonic()}"
-    process = subprocess.Popen([sys.executable, str(SERVER), str(file), "0", "0.02", str(port)])
+    process = subprocess.Popen([sys.executable, "-m", SERVER, str(file), "0", "0.02", str(port)])
     while not file.exists():
         assert process.poll() is None
         time.sleep(0.02)
@@ -211,5 +211,7 @@ def test_a_request_that_takes_every_server_too_long_fails_and_the_others_arrive(
 def test_asking_servers_needs_no_torch() -> None:
     """So a shard's process starts in a second or two, not in ten."""
     code = "import sys, corpus.generate_remote, workers.child.work.generate_data; print('torch' in sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SERVER.parents[2])
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
     assert process.stdout.strip() == "False", process.stderr

@@ -21,7 +21,7 @@ from tests.tools.loops import run_async
 
 pytestmark = pytest.mark.integration
 
-SERVER = Path(__file__).with_name("flaky_server.py")
+SERVER = "tests.corpus.flaky_server"
 KEY = "sesame-4711"
 
 
@@ -47,11 +47,10 @@ class RecordingReporter(SilentReporter):
 def server(tmp_path: Path) -> Iterator[str]:
     """URL of a fresh flaky server in its own process."""
     port_file = tmp_path / "port"
-    process = subprocess.Popen([sys.executable, str(SERVER), str(port_file)])
+    process = subprocess.Popen([sys.executable, "-m", SERVER, str(port_file)])
     try:
-        for _ in range(200):
-            if port_file.exists():
-                break
+        while not port_file.exists():
+            assert process.poll() is None
             time.sleep(0.05)
         yield f"http://127.0.0.1:{port_file.read_text()}/v1"
     finally:

@@ -114,7 +114,7 @@ class Forker:
         with self._lock:
             socket.send_fds(self._channel, [json.dumps(request).encode()], [out, *passed])
             with self._started:
-                assert self._started.wait_for(lambda: self._started_pids, 60), "nothing is forked any more"
+                assert self._started.wait_for(lambda: self._started_pids, 300), "nothing is forked any more"
                 return self._running[self._started_pids.pop()]
 
     def _listen(self) -> None:

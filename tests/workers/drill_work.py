@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+from corpus import sharding
 from speculoos.errors import BadInput, ProcessLost
 from speculoos.reporting import check_stop
+from tests.workers.holds import MERGE, PROGRESS, wait_while_held
 from workers.child.context import JobContext
 from workers.jobs import train
 from workers.jobs.request import Request
@@ -85,6 +87,21 @@ def play(request: Count, context: JobContext) -> None:
         note(Path(request.folder), f"grandchild {child.pid}")
 
 
+def install_holds() -> None:
+    """Make jobs wait where their tests hold them (tests.workers.holds)."""
+    progress, write_checksums = JobContext.progress, sharding.write_checksums
+
+    def held_progress(context: JobContext, done: int, *values: Any) -> None:
+        progress(context, done, *values)
+        wait_while_held(context.settings.home, PROGRESS, done, lambda: check_stop(context))
+
+    def held_write_checksums(folder: Path, *values: Any, **options: Any) -> None:
+        wait_while_held(folder.parents[1], MERGE)
+        write_checksums(folder, *values, **options)
+
+    JobContext.progress, sharding.write_checksums = held_progress, held_write_checksums
+
+
 def note(folder: Path, line: str) -> None:
     with (folder / "notes").open("a") as file:
         file.write(line + "\n")
@@ -94,6 +111,7 @@ if __name__ in os.environ.get(
     "SPECULOOS_WORK_MODULES", ""
 ):  # not in the tests' own process, whose commands are documented
     register(Count)
+    install_holds()
     for module in (train, sys.modules.get("workers.child.work.train")):  # which a forked process has imported already
         if module:
             module.TUNING_QUESTIONS = 1  # each costs half a second, and `tune` has tests of its own

@@ -19,7 +19,7 @@ from tracking.tables import Dataset, Job
 from workers.jobs.requests import GenerateData, ImportPrompts
 from workers.jobs.submit import submit
 
-ECHO = Path(__file__).parents[1] / "corpus" / "flaky_server.py"
+ECHO = "tests.corpus.flaky_server"
 KEY = "sesame-4711"
 
 
@@ -52,7 +52,7 @@ def echoes(bench: Bench, seconds: float) -> Servers:
     def start(port: int) -> subprocess.Popen[bytes]:
         file = bench.settings.home / f"port-{port}"
         file.unlink(missing_ok=True)
-        command = [sys.executable, str(ECHO), str(file), "0", str(seconds), str(port)]
+        command = [sys.executable, "-m", ECHO, str(file), "0", str(seconds), str(port)]
         process = subprocess.Popen(command)
         wait_until(file.exists, 90, "the server")
         return process

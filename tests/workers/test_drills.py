@@ -18,6 +18,7 @@ from speculoos.settings import Settings
 from tests.tools.processes import freeze, gone
 from tests.workers.conftest import SECRET, Bench, Broker, wait_until
 from tests.workers.drill_work import Count
+from tests.workers.holds import PROGRESS, hold
 from tracking import db, jobs, reports
 from tracking.tables import Job, now
 from workers import identity
@@ -73,12 +74,13 @@ def test_a_job_runs_to_its_end(steady: Bench, tmp_path: Path) -> None:
 
 
 def test_a_killed_child_is_followed_by_one_that_goes_on(steady: Bench, tmp_path: Path) -> None:
-    job = submit_count(steady, tmp_path / "w", steps=30)
-    running = wait_for_steps(steady, job)
-    os.kill(running.child["pid"], signal.SIGKILL)
+    with hold(steady.settings.home, PROGRESS, 3):
+        job = submit_count(steady, tmp_path / "w", steps=10)
+        running = wait_for_steps(steady, job)
+        os.kill(running.child["pid"], signal.SIGKILL)
     done = steady.wait(job.id, "SUCCEEDED")
     assert done.attempt == 2
-    assert sorted(set(steps(tmp_path / "w"))) == list(range(30))
+    assert sorted(set(steps(tmp_path / "w"))) == list(range(10))
     no_two_at_once(tmp_path / "w")
 
 
@@ -94,14 +96,15 @@ def test_a_job_that_lost_a_process_of_its_own_is_tried_again(steady: Bench, tmp_
 def test_a_killed_worker_takes_its_child_along_and_the_next_one_goes_on(bench: Bench, tmp_path: Path) -> None:
     bench.reconciler()
     worker = bench.worker()
-    job = submit_count(bench, tmp_path / "w", steps=40)
-    running = wait_for_steps(bench, job)
-    worker.kill()
-    wait_until(lambda: not psutil.pid_exists(running.child["pid"]), 60, "the orphaned child's end")
+    with hold(bench.settings.home, PROGRESS, 3):
+        job = submit_count(bench, tmp_path / "w", steps=10)
+        running = wait_for_steps(bench, job)
+        worker.kill()
+        wait_until(lambda: not psutil.pid_exists(running.child["pid"]), 60, "the orphaned child's end")
     bench.worker()
     done = bench.wait(job.id, "SUCCEEDED")
     assert done.attempt == 2
-    assert sorted(set(steps(tmp_path / "w"))) == list(range(40))
+    assert sorted(set(steps(tmp_path / "w"))) == list(range(10))
     no_two_at_once(tmp_path / "w")
 
 
@@ -109,31 +112,33 @@ def test_a_worker_told_to_stop_interrupts_its_job_quickly_and_the_next_one_goes_
     bench: Bench, tmp_path: Path
 ) -> None:
     worker = bench.worker()
-    job = submit_count(bench, tmp_path / "w", steps=40)
-    wait_for_steps(bench, job)
-    worker.terminate()
-    assert worker.wait(30) == 0
+    with hold(bench.settings.home, PROGRESS, 3):
+        job = submit_count(bench, tmp_path / "w", steps=10)
+        wait_for_steps(bench, job)
+        worker.terminate()
+        assert worker.wait(60) == 0
     stopped = bench.job(job.id)
     assert (stopped.state, stopped.progress_note) == ("INTERRUPTED", "The worker was stopped.")
     assert stopped.attempt_cap > jobs.ATTEMPTS, "stopping costs no attempt"
     assert not identity.is_alive(stopped.child)
     bench.worker()
     assert bench.wait(job.id, "SUCCEEDED").attempt == 2
-    assert steps(tmp_path / "w") == list(range(40)), "nothing twice, since the child saved its place"
+    assert steps(tmp_path / "w") == list(range(10)), "nothing twice, since the child saved its place"
     no_two_at_once(tmp_path / "w")
 
 
 def test_a_worker_that_slept_through_its_lease_comes_back_fenced(bench: Bench, tmp_path: Path) -> None:
     """The worst case: worker and child are frozen, another worker takes over, then both wake up."""
     first_worker = bench.worker()
-    job = submit_count(bench, tmp_path / "w", steps=60)
-    running = wait_for_steps(bench, job)
-    freeze(bench.settings.home, first_worker.pid, running.child["pid"])
-    bench.worker()
-    bench.reconciler()
-    second_attempt = bench.wait_for(job.id, lambda j: j.attempt == 2 and j.child != running.child, "a second attempt")
-    assert not identity.is_alive(running.child), "the frozen child was ended before the new one began"
-    first_worker.send_signal(signal.SIGCONT)
+    with hold(bench.settings.home, PROGRESS, 3):
+        job = submit_count(bench, tmp_path / "w", steps=60)
+        running = wait_for_steps(bench, job)
+        freeze(bench.settings.home, first_worker.pid, running.child["pid"])
+        bench.worker()
+        bench.reconciler()
+        second_attempt = bench.wait_for(job.id, lambda j: j.attempt == 2 and j.child != running.child, "attempt 2")
+        assert not identity.is_alive(running.child), "the frozen child was ended before the new one began"
+        first_worker.send_signal(signal.SIGCONT)
     done = bench.wait(job.id, "SUCCEEDED")
     assert done.attempt == second_attempt.attempt == 2 and done.owner != running.owner
     assert sorted(set(steps(tmp_path / "w"))) == list(range(60))
@@ -146,10 +151,10 @@ def test_a_child_whose_job_was_taken_elsewhere_leaves_without_writing(steady: Be
     running = wait_for_steps(steady, job)
     with db.writing(steady.settings) as session:
         row = session.get_one(Job, job.id)
-        row.attempt, row.owner, row.lease_until = 2, "elsewhere", now() + timedelta(seconds=60)
+        row.attempt, row.owner, row.lease_until = 2, "elsewhere", now() + timedelta(hours=1)
     wait_until(lambda: not identity.is_alive(running.child), 60, "the fenced child's end")
     before = steady.job(job.id)
-    time.sleep(0.5)
+    steady.wait(submit_count(steady, tmp_path / "next", steps=1).id, "SUCCEEDED")
     after = steady.job(job.id)
     assert (after.state, after.attempt, after.owner, after.done) == ("RUNNING", 2, "elsewhere", before.done)
 
@@ -265,12 +270,13 @@ def test_a_broker_that_is_killed_and_comes_back_stops_neither_running_nor_later_
     try:
         worker = bench.worker()
         bench.reconciler()
-        job = submit_count(bench, tmp_path / "w", steps=60)
-        wait_for_steps(bench, job)
-        broker.kill()
-        waiting = submit_count(bench, tmp_path / "later", steps=3)
-        time.sleep(1)
-        broker.start()
+        with hold(bench.settings.home, PROGRESS, 3):
+            job = submit_count(bench, tmp_path / "w", steps=10)
+            wait_for_steps(bench, job)
+            broker.kill()
+            waiting = submit_count(bench, tmp_path / "later", steps=3)
+            time.sleep(1)
+            broker.start()
         assert bench.wait(waiting.id, "SUCCEEDED").attempt == 1
         assert bench.wait(job.id, "SUCCEEDED").attempt == 1, "the running job noticed nothing"
         assert worker.poll() is None

@@ -6,6 +6,7 @@ Longer drills are in tests/drills.
 import os
 import random
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.workers.generation_bench import (
     parts,
     prompts,
 )
+from tests.workers.holds import ANSWERS, MERGE, hold
 from tracking import db, listing, reports
 from tracking.tables import Base
 from workers.jobs.requests import GenerateData
@@ -67,13 +69,14 @@ def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(
     servers = echoes(bench, 0.1)
     try:
         processes = [bench.worker(), bench.reconciler()]
-        job = generate(bench, prompts(bench, TEXTS), 6)
-        wait_until(lambda: len(ended_well(bench, job)) >= 1, 180, "a shard", lambda: bench.output(job.id))
-        for process in processes:
-            process.kill()
-        broker.kill()
+        with hold(bench.settings.home, ANSWERS, 6):
+            job = generate(bench, prompts(bench, TEXTS), 6)
+            wait_until(lambda: len(ended_well(bench, job)) == 1, 180, "a shard", lambda: bench.output(job.id))
+            for process in processes:
+                process.kill()
+            broker.kill()
         finished = {part.number: (part.attempt, part.finished_at) for part in ended_well(bench, job)}
-        assert len(finished) < 6, "it was killed in mid-run"
+        assert len(finished) == 1, "it was killed in mid-run"
         broker.start()
         bench.worker()
         bench.reconciler()
@@ -95,13 +98,16 @@ def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Be
     try:
         bench.worker()
         bench.reconciler()
-        job = generate(bench, prompts(bench, TEXTS), 6)
-        wait_until(lambda: len(ended_well(bench, job)) >= 1, 180, "a shard", lambda: bench.output(job.id))
-        request_cancel(job.id, bench.settings)
-        if killed:
+        with hold(bench.settings.home, ANSWERS, 8), hold(bench.settings.home, MERGE):
+            job = generate(bench, prompts(bench, TEXTS), 6)
+            wait_until(lambda: len(ended_well(bench, job)) == 1, 180, "a shard", lambda: bench.output(job.id))
             divided = bench.job(job.id).child
-            gathering = bench.wait_for(job.id, lambda j: j.child != divided, "a second child")
-            os.kill(gathering.child["pid"], signal.SIGKILL)
+            request_cancel(job.id, bench.settings)
+            merging = bench.wait_for(job.id, lambda j: j.child != divided, "a second child")
+            if killed:
+                os.kill(merging.child["pid"], signal.SIGKILL)
+            else:
+                time.sleep(1)  # ten times the grace period
         stopped = bench.wait(job.id, "CANCELLED")
         assert stopped.attempt == (3 if killed else 2)
         data = dataset(bench, job)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers.conftest import Bench
+from tests.workers.holds import PROGRESS, hold
 from tests.workers.training_bench import Watch, submit_training
 from tracking import db, reports
 from tracking.tables import Checkpoint
@@ -23,10 +24,12 @@ def test_a_training_survives_the_death_of_its_process_and_of_its_worker(bench: B
     bench.reconciler()
     worker = bench.worker("gpu")
     with Watch(job.id) as watch:
-        running = bench.wait_for(job.id, lambda j: j.done >= 10, "ten steps")
-        os.kill(running.child["pid"], signal.SIGKILL)
-        bench.wait_for(job.id, lambda j: j.attempt == 2 and j.done >= 25, "a second attempt that goes on")
-        worker.kill()
+        with hold(bench.settings.home, PROGRESS, 10):
+            running = bench.wait_for(job.id, lambda j: j.done >= 10, "ten steps")
+            os.kill(running.child["pid"], signal.SIGKILL)
+            with hold(bench.settings.home, PROGRESS, 25):
+                bench.wait_for(job.id, lambda j: j.attempt == 2 and j.done >= 25, "a second attempt that goes on")
+                worker.kill()
         bench.worker("gpu")
         done = bench.wait(job.id, "SUCCEEDED")
     assert (done.attempt, done.done, done.total) == (3, STEPS, STEPS)
