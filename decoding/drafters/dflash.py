@@ -12,32 +12,23 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import (
-    WIDEST_TREE,
-    ChildSampling,
-    Drafter,
-    PrefillContext,
-    TuningSpace,
-    check_ranks,
-    is_fast,
-)
+from decoding.drafters.base import WIDEST_TREE, PrefillContext, TuningSpace, check_ranks, is_fast
 from decoding.drafters.dflash_runners import BlockRunner, PackedBlockRunner, packed_runner
-from decoding.drafters.expansion import PositionLogits, StaticTree
-from decoding.drafters.medusa import best_candidates, fill_shape
+from decoding.drafters.expansion import Grown, PositionLogits, StaticTree, TreeDrafter
 from decoding.target import Target, common_prefix
-from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
+from decoding.tree import TreeShape, chain_shape, shape_from_choices
 from decoding.tuning import wide_choices
 from models.base import LoadedBase
 from models.methods import trees
 from models.runtime.cache import upload
-from models.runtime.graphs import BucketView, CapturedFunction, Tensors, bucket_biases, bucket_of, captured
+from models.runtime.graphs import BucketView, CapturedFunction, bucket_biases, bucket_of, captured
 from models.runtime.interface import ForwardOutput
 from speculoos.errors import BadInput, Unsupported
 
 DEFAULT_DEPTH = 4
 
 
-class DFlashDrafter(Drafter):
+class DFlashDrafter(TreeDrafter):
     """Fills `shape`. `sample`: children are sampled if the generation samples."""
 
     name = "dflash"
@@ -45,10 +36,9 @@ class DFlashDrafter(Drafter):
     def __init__(
         self, draft: BlockRunner | PackedBlockRunner, shape: TreeShape, base: LoadedBase, sample: bool = False
     ):
-        self.draft, self.shape, self.sample, self.vocab_size = draft, shape, sample, base.vocab_size
+        self.draft, self.sample, self.vocab_size = draft, sample, base.vocab_size
         self.layers = tuple(draft.layers_wanted)
         self.device, self.growth = base.device, StaticTree(shape, base.device)
-        self.sampling: ChildSampling | None = None
         self.graphed = base.device.type == "cuda" and isinstance(draft, PackedBlockRunner)
         self.cache = draft.new_cache()
         self.ids: list[int] = []  # of the tokens with features
@@ -78,20 +68,9 @@ class DFlashDrafter(Drafter):
         self.ids += [self.last, *tokens[:-1]]
         self.last = tokens[-1]
 
-    @torch.inference_mode()
-    def propose(self, token: int) -> DraftTree:
-        if len(self.shape) == 1:
-            return DraftTree((token,))
-        uniforms = () if self.sampling is None else (self.sampling.uniforms(len(self.shape) - 1),)
-        if self.graphed:
-            grown = self._draft_captured(token, *uniforms)
-        else:
-            self._inject_pending()
-            uniforms = (upload(numbers, self.device) for numbers in uniforms)
-            grown = self._grow(self.draft.block(token, self.cache), *uniforms)
-        if self.sampling is not None:
-            return self.growth.tree(token, grown)
-        return fill_shape(self.shape, token, *grown[0].tolist())
+    def expander(self) -> PositionLogits:
+        self._inject_pending()
+        return self._depths(self.draft.block(self.last, self.cache))
 
     def _inject_pending(self) -> None:
         features = torch.cat(self.pending)
@@ -99,25 +78,21 @@ class DFlashDrafter(Drafter):
             self.draft.inject(features, self.cache)
             self.pending = [features[:0].clone()]
 
-    def _grow(self, block: torch.Tensor, *uniforms: torch.Tensor) -> Tensors:
-        """The sampled tree as `StaticTree.grow` returns it, or the best tokens of each depth (`best_candidates`), from
-        the outputs of a block [S, H]."""
-        logits = self.draft.logits(block[1 : self.shape.max_depth + 1]).float()
-        if self.sampling is None:
-            return (best_candidates(self.shape, logits, self.draft.to_target),)
-        return self.growth.grow(PositionLogits(logits, self.draft.to_target), self.sampling, *uniforms)
+    def _depths(self, block: torch.Tensor) -> PositionLogits:
+        """`block`: outputs [S, H] of the draft."""
+        return PositionLogits(self.draft.logits(block[1 : self.growth.max_depth + 1]), self.draft.to_target)
 
-    def _draft_captured(self, token: int, *uniforms: torch.Tensor) -> Tensors:
+    def grow_captured(self, *uniforms: torch.Tensor) -> Grown:
         """Also injects the pending features."""
-        most = self.shape.max_depth + 1  # an accepted path with its root
+        most = self.growth.max_depth + 1  # an accepted path with its root
         if sum(map(len, self.pending)) > most:
             self._inject_pending()
         features, start, rows = torch.cat(self.pending), self.cache.length, most + self.draft.size
         self.draft.reserve(self.cache, rows)
-        key = bucket_of(start + rows, self.cache.capacity), most, self.sampling
-        draft = captured(self.cache.replays, key, lambda: self._captured(features, *key[:2], *uniforms))
-        draft.fill(features, torch.tensor([token]), torch.tensor([start, len(features)]), *uniforms)
-        grown = draft()
+        key = bucket, _ = bucket_of(start + rows, self.cache.capacity), self.sampling
+        grow = captured(self.cache.replays, key, lambda: self._captured(features, bucket, most, *uniforms))
+        grow.fill(features, torch.tensor([self.last]), torch.tensor([start, len(features)]), *uniforms)
+        grown = grow()
         self.cache.stage(len(features))
         self.cache.commit_all()
         self.pending = [features[:0].clone()]
@@ -126,7 +101,7 @@ class DFlashDrafter(Drafter):
     def _captured(self, features: torch.Tensor, bucket: int, most: int, *uniforms: torch.Tensor) -> CapturedFunction:
         draft, cache, rotations = self.draft, self.cache, self.draft.rotations.for_length(bucket)
 
-        def compute(aux: torch.Tensor, ids: torch.Tensor, at: torch.Tensor, *uniforms: torch.Tensor) -> Tensors:
+        def compute(aux: torch.Tensor, ids: torch.Tensor, at: torch.Tensor, *uniforms: torch.Tensor) -> Grown:
             """Of the `most` injected rows from at[0], at[1] are real; the block's rows overwrite the others."""
             rows = at[:1] + torch.arange(most, device=at.device)
             for index, keys_values in enumerate(draft.context_rows(aux, rotations[rows])):
@@ -136,15 +111,15 @@ class DFlashDrafter(Drafter):
             rows = length + torch.arange(draft.size, device=at.device)
             visible = torch.ones(draft.size, draft.size, dtype=torch.bool, device=at.device)
             biases = bucket_biases(length, rows, rows, visible, bucket, draft.layout)
-            return self._grow(draft.compute(ids, rotations[rows], BucketView(cache, rows, bucket, biases)), *uniforms)
+            block = draft.compute(ids, rotations[rows], BucketView(cache, rows, bucket, biases))
+            return self.growth.grow(self._depths(block), self.sampling, *uniforms)
 
-        integers = torch.zeros(3, dtype=torch.int64, device=self.device)
-        buffers = [features.new_zeros(most, features.shape[1]), integers[:1], integers[1:]]
-        return CapturedFunction(compute, [*buffers, *(numbers.to(self.device) for numbers in uniforms)], rotations)
+        pending = features.new_zeros(most, features.shape[1])
+        return CapturedFunction(compute, [pending, *self.buffers(1, *uniforms)], rotations)
 
     def network_pass(self, rows: int) -> Callable[[], Any]:
         """A block of each sequence."""
-        drafted = rows * self.shape.max_depth
+        drafted = rows * self.growth.max_depth
         self._inject_pending()
         return torch.inference_mode()(
             lambda: self.draft.logits(self.draft.block(self.last, self.cache, rows)[:drafted])

@@ -27,7 +27,7 @@ from decoding.drafters.base import (
 from decoding.drafters.expansion import DynamicTree, Expander, Grown, StaticTree, TreeDrafter, TreeMask
 from decoding.drafters.runners import EagleRunner, ModuleRunner, PackedRunner, packed_runner
 from decoding.target import MAX_PREFILL_TOKENS, Target, common_prefix
-from decoding.tree import DraftTree, TreeShape, shape_from_choices
+from decoding.tree import TreeShape, shape_from_choices
 from models.base import LoadedBase
 from models.runtime.cache import upload
 from models.runtime.graphs import CapturedFunction, TreeRows, bucket_of, captured, padded_rows
@@ -43,7 +43,7 @@ class EagleDrafter(TreeDrafter):
     """`tree`: static or dynamic. `sample`: children of a static shape are sampled if the generation samples."""
 
     def __init__(self, draft: EagleRunner, tree: TreeShape | DynamicTree, base: LoadedBase, sample: bool = False):
-        self.draft, self.tree, self.sample = draft, tree, sample
+        self.draft, self.sample = draft, sample
         self.vocab_size, self.device = base.vocab_size, base.device
         self.growth = StaticTree(tree, base.device) if isinstance(tree, TreeShape) else tree
         self.graphed = base.device.type == "cuda" and isinstance(draft, PackedRunner)
@@ -74,12 +74,6 @@ class EagleDrafter(TreeDrafter):
     def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
         self.pending.append(self._features(target_output, nodes))
         self.shifted_ids += tokens
-
-    @torch.inference_mode()
-    def propose(self, token: int) -> DraftTree:
-        if isinstance(self.tree, TreeShape) and len(self.tree) == 1:
-            return DraftTree((token,))
-        return self.grown_tree(token)
 
     @torch.inference_mode()
     def expander(self) -> "EagleExpander":

@@ -31,7 +31,8 @@ class Expander(Protocol):
         """Start a tree: draft logits [1, V'] after the root."""
 
     def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-        """Add a level: tokens `ids` [n] below the nodes `parents` [n]; draft logits [n, V'] after each of them."""
+        """Add a level: tokens `ids` [n] below the nodes `parents` [n]; draft logits [n, V'] after each of them, or
+        [1, V'] if all have the same."""
 
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
         """The base model's token ids of indices into V' (a draft may have a smaller vocabulary)."""
@@ -49,7 +50,7 @@ class PositionLogits:
 
     def add(self, ids: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
         self.level += 1
-        return self.logits[self.level].expand(len(ids), -1)
+        return self.logits[self.level : self.level + 1]
 
 
 class TreeMask:
@@ -97,15 +98,14 @@ class StaticTree:
         tokens, logprobs, proposals, ids = [], [], [], torch.empty(0)
         for number, level in enumerate(self.levels):
             logits = expander.add(ids.index_select(0, level.nodes), level.parents) if number else expander.root()
-            values = logits.float().log_softmax(-1)
             if sampling is None:
-                best = values.topk(level.width, dim=-1)
-                choices, values, valid = best.indices, best.values, None
+                values, choices = (each.expand(len(level.nodes), -1) for each in _best(logits, level.width))
+                valid = None
             else:
-                q = sampling.warp(logits)
+                q = sampling.warp(logits).expand(len(level.nodes), -1)
                 choices = draw_distinct(q, uniforms[level.uniforms])
                 valid, choices = (choices >= 0).flatten()[level.sampled], choices.clamp_min(0)
-                values = values.gather(1, choices)
+                values = logits.float().log_softmax(-1).expand(len(q), -1).gather(1, choices)
                 all_ids = expander.token_ids(torch.arange(q.shape[1], device=q.device))
                 proposals.append(q.new_zeros(len(q), sampling.vocab_size).index_copy_(1, all_ids, q))
             children = level.best if sampling is None else level.sampled
@@ -132,7 +132,7 @@ class StaticTree:
 
 
 class TreeDrafter(Drafter, ABC):
-    """A drafter that grows trees level by level: on a GPU a whole tree in one CUDA graph if `graphed`."""
+    """A drafter that grows its trees with an Expander: on a GPU a whole tree in one CUDA graph if `graphed`."""
 
     growth: "StaticTree | DynamicTree"
     device: torch.device
@@ -147,8 +147,10 @@ class TreeDrafter(Drafter, ABC):
     def grow_captured(self, *uniforms: torch.Tensor) -> Grown:
         """Grow the tree in one graph; `uniforms`: as `StaticTree.grow` takes them, on the CPU."""
 
-    def grown_tree(self, token: int) -> DraftTree:
-        """The tree that grows below the root `token`."""
+    @torch.inference_mode()
+    def propose(self, token: int) -> DraftTree:
+        if self.growth.nodes == 1:
+            return DraftTree((token,))
         uniforms = () if self.sampling is None else (self.sampling.uniforms(self.growth.nodes - 1),)
         if self.graphed:
             return self.growth.tree(token, self.grow_captured(*uniforms))
@@ -229,19 +231,19 @@ class DynamicTree:
 
     def grow(self, expander: Expander, sampling: None = None, uniforms: None = None) -> Grown:
         """Tokens, log-probabilities and parents [3, n]; children come after their parents, siblings best first."""
-        best = _best(expander.root(), self.top_k)
-        k, device = best.values.shape[1], best.values.device
-        tokens, logprobs = [expander.token_ids(best.indices[0])], [best.values[0]]
-        scores, parents = [best.values[0]], [torch.zeros(k, dtype=torch.int64, device=device)]
+        values, choices = _best(expander.root(), self.top_k)
+        k, device = values.shape[1], values.device
+        tokens, logprobs = [expander.token_ids(choices[0])], [values[0]]
+        scores, parents = [values[0]], [torch.zeros(k, dtype=torch.int64, device=device)]
         frontier, above = torch.arange(k, device=device), parents[0]  # to expand, and the expander's numbers above them
         first = 1  # number of the last level's first candidate; the root is 0
         for level in range(self.depth):
-            best = _best(expander.add(tokens[-1].index_select(0, frontier), above), k)
-            score = scores[-1].index_select(0, frontier)[:, None] + best.values
+            logits = expander.add(tokens[-1].index_select(0, frontier), above)
+            values, choices = (each.expand(k, k) for each in _best(logits, k))
             parents.append((first + frontier)[:, None].expand(k, k).flatten())
-            tokens.append(expander.token_ids(best.indices).flatten())
-            logprobs.append(best.values.flatten())
-            scores.append(score.flatten())
+            tokens.append(expander.token_ids(choices).flatten())
+            logprobs.append(values.flatten())
+            scores.append((scores[-1].index_select(0, frontier)[:, None] + values).flatten())
             first += len(tokens[-2])
             frontier = scores[-1].topk(k).indices
             above = 1 + level * k + frontier // k
@@ -257,6 +259,8 @@ class DynamicTree:
         return DraftTree.build([token, *map(int, ids)], [-1, *map(int, parents)], [0.0, *logprobs])
 
 
-def _best(logits: torch.Tensor, count: int) -> torch.return_types.topk:
+def _best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and indices [n, count] of the best tokens."""
-    return logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
+    logits = logits.float()
+    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    return best.values - logits.logsumexp(-1, keepdim=True), best.indices

@@ -45,12 +45,11 @@ class StandaloneDrafter(TreeDrafter):
     def update(self, tokens: Sequence[int], target_output: ForwardOutput, nodes: Sequence[int]) -> None:
         self.ids += tokens
 
-    @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:
         padding = self._most if self.graphed else 0
-        if self.growth.nodes == 1 or len(self.ids) + padding + self.growth.nodes > self.draft_model.max_length:
+        if len(self.ids) + padding + self.growth.nodes > self.draft_model.max_length:
             return DraftTree((token,))  # the draft's context is full, so plain decoding continues
-        return self.grown_tree(token)
+        return super().propose(token)
 
     def expander(self) -> "StandaloneDrafter":
         return self

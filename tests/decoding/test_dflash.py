@@ -76,7 +76,7 @@ def test_context_is_kept_and_dropped_with_the_targets(base, draft):
     long, short = ids_of(base, "the quick brown fox jumps over"), ids_of(base, "the quick")
     for prompt in (long, short, long, [*long, 7, 8]):
         steps = run(target, drafter, prompt, max_tokens=8)
-        check_steps(steps, prompt, draft, base, drafter.shape)
+        check_steps(steps, prompt, draft, base, drafter.growth.shape)
         assert tokens_of(steps) == greedy(base, prompt, 8)[0]
         rows = drafter.cache.length + sum(map(len, drafter.pending))
         assert rows == len(drafter.ids) == len(target.ids)

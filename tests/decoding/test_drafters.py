@@ -209,7 +209,7 @@ def test_medusa_places_each_heads_candidates_by_depth_and_rank(base):
     torch.manual_seed(0)
     for block in heads.parameters():
         block.data += 0.05 * torch.randn_like(block)
-    drafter = MedusaDrafter(heads, [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])
+    drafter = MedusaDrafter(heads, base.device, [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])
     drafter.hidden = torch.randn(base.hidden_size)
     tree = drafter.propose(9)
     with torch.inference_mode():
@@ -221,8 +221,8 @@ def test_medusa_places_each_heads_candidates_by_depth_and_rank(base):
 def test_a_medusa_tree_deeper_than_the_heads_is_refused_and_the_default_fits_them(base):
     heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
     with pytest.raises(BadInput, match="3 deep and this draft has 2"):
-        MedusaDrafter(heads, [[0, 0, 0]])
-    assert MedusaDrafter(heads).shape.max_depth == 2
+        MedusaDrafter(heads, base.device, [[0, 0, 0]])
+    assert MedusaDrafter(heads, base.device).growth.max_depth == 2
 
 
 def ngram(text, **options):
