@@ -7,6 +7,7 @@ leaves the speedup uncertain. Above temperature 0 both sample with different ran
 distribution but differ.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
@@ -121,6 +122,7 @@ def evaluate(
     options: dict[str, Any] | None = None,
     sampling: AcceptanceSampling | None = None,
     passes: int = PASSES,
+    max_minutes: float | None = None,
 ) -> dict[str, Any]:
     """Measure `draft` (or the drafter named in `options`, or none) on rows with `messages`. Returns a JSON-able dict:
 
@@ -131,7 +133,8 @@ def evaluate(
     `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`, `prompts`, `differences`, the
     conditions of the measurement, and, with a draft, `evaluation.breakdown` and `per_prompt`, lowest τ first. Later
     turns of a question follow plain decoding's answers, so both runs have the same prompts. `passes`: maximum passes
-    over the questions; one is enough for everything but times.
+    over the questions; one is enough for everything but times. `max_minutes`: no question is begun after this time, but
+    one is always measured.
     Raises Cancelled between prompts when the reporter requests a stop, Unavailable when the results are impossible
     because the machine was busy.
     """
@@ -144,7 +147,11 @@ def evaluate(
     run.total = len(questions) * run.max_passes
     _warm_up(run)
     began, load = monotonic(), OtherCpuLoad()
+    deadline = began + 60 * (max_minutes or math.inf)
     for row in questions:
+        if run.results and monotonic() > deadline:
+            reporter.log(f"The time limit was reached after {run.completed} of {len(questions)} questions.")
+            break
         before = len(run.results)
         _question(run, row)
         _report_result(run, run.results[before:])
@@ -153,7 +160,7 @@ def evaluate(
     if not run.results:
         raise BadInput("Every question is too long for this base; give shorter ones.")
     if passes > 1:  # else the times decide nothing
-        _repeat(run, until=began + passes * (monotonic() - began))
+        _repeat(run, until=min(deadline, began + passes * (monotonic() - began)))
     reporter.progress(run.completed, run.completed, "questions")
     metrics = acceptance_result(run.results)
     metrics |= cpu_load_result(load, reporter, metrics.get("timing_noise") or 0.0)

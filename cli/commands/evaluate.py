@@ -39,8 +39,11 @@ def evaluate(
     """Compare speculative with plain decoding on the same prompts, with interleaved steps."""
     from cli.follow import run_request
 
-    if options["endpoint"] and (draft or options["dtype"]):
-        raise BadInput("A server sets its own draft and precision; leave --draft and --dtype out.")
+    if options["endpoint"] and (draft or options["dtype"] or options["max_minutes"]):
+        raise BadInput(
+            "A server sets its own draft and precision and has no time limit; leave --draft, --dtype and --max-minutes "
+            "out."
+        )
     if not (model or options["endpoint"]):
         raise BadInput("Choose what to measure: --model NAME, or --endpoint NAME.")
     if (options["concurrency"] or options["plain_endpoint"]) and not options["endpoint"]:
@@ -67,6 +70,7 @@ def evaluate(
     base, loaded = load_target(settings, ref, device or settings.device)
     sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
     choices = {"max_tokens": request.max_tokens, "options": request.drafting, "sampling": sampling}
+    choices["max_minutes"] = request.max_minutes
     with leased_devices(settings, base, "evaluate") as sharing:
         measured = run(base, loaded, rows, ConsoleReporter(), **choices)  # with the device lease, so that jobs wait
     if sharing.shared_with:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,12 +86,12 @@ class RecordingReporter(SilentReporter):
 
 
 def evaluate_with(
-    reporter: RecordingReporter, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, noise: float = -1.0
+    reporter: RecordingReporter, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, noise: float = -1.0, **limits: Any
 ) -> dict:
     monkeypatch.setattr(acceptance, "MAX_TIMING_NOISE", noise)
     # the reporter's clock, so that passes take known times
     monkeypatch.setattr(acceptance, "monotonic", lambda: reporter.now)
-    return evaluate(base, None, QUESTIONS, reporter, max_tokens=8, options={"drafter": "ngram"})
+    return evaluate(base, None, QUESTIONS, reporter, max_tokens=8, options={"drafter": "ngram"}, **limits)
 
 
 def test_progress_counts_the_worst_case_from_the_start_and_never_falls_back(
@@ -123,6 +124,14 @@ def test_passes_take_at_most_three_times_as_long_as_the_first(
     reporter = RecordingReporter((1, 1, 5, 5, 5, 5))
     assert evaluate_with(reporter, base, monkeypatch)["passes"] == 2
     assert reporter.calls[-1][:2] == (3, 3), "one question of the second pass"
+
+
+def test_no_question_is_begun_after_the_time_limit(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two questions takes a second."""
+    for seconds, prompts, progress in ((0.5, 1, (1, 1)), (1.5, 3, (2, 2)), (60, 3, (6, 6))):
+        reporter = RecordingReporter((1,) * 6)
+        result = evaluate_with(reporter, base, monkeypatch, max_minutes=seconds / 60)
+        assert (result["prompts"], reporter.calls[-1][:2]) == (prompts, progress)
 
 
 def test_there_must_be_a_question(base: LoadedBase) -> None:

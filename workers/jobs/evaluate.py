@@ -1,6 +1,7 @@
 """Job kinds that measure or predict speed: `evaluate`, `plan`, `replay` and `tune`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import ValidationInfo, field_validator
@@ -85,6 +86,9 @@ class Evaluate(Measurement):
     top_p: float = setting(1.0, "Sample from the most likely tokens with this total probability.", label="Top-p")
     seed: int = setting(0, SEED_HELP)
     dtype: str = setting("", DTYPE_HELP, label="Precision")
+    max_minutes: float | None = setting(
+        None, "Ask no more questions after this time.", 0, 10**6, label="Time limit (minutes)"
+    )
     endpoint: str = setting("", "Endpoint of settings.toml to measure; the result is stored.", label="Server")
     endpoint_model: str = setting(
         "", "Model name to request from that endpoint; empty: the one in settings.toml.", label="Model name"
@@ -118,9 +122,10 @@ class Evaluate(Measurement):
 
     def check_options(self) -> None:
         check_sampling([self.temperature], [self.top_p], [self.dtype])
-        if self.endpoint and (self.drafting or self.dtype):
+        if self.endpoint and (self.drafting or self.dtype or self.max_minutes):
             raise BadInput(
-                "A server sets its own draft and precision; leave tree and precision out, or omit the server."
+                "A server sets its own draft and precision and has no time limit; leave tree, precision and time limit "
+                "out, or omit the server."
             )
         if (self.plain_endpoint or self.concurrency) and not self.endpoint:
             raise BadInput(ONLY_SERVERS)
@@ -154,7 +159,8 @@ class Evaluate(Measurement):
         if self.endpoint:
             loads = sum(max(1, ROUNDS * load / self.limit) / load**0.5 for load in self.concurrency)
             return Need(work=tokens * (1 + loads) * (2 if self.plain_model or self.plain_endpoint else 1), disk=1e5)
-        return self.decoding_need(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1))
+        need = self.decoding_need(session, tokens * (STEPS_PER_TOKEN if self.drafts else 1))
+        return replace(need, minutes=self.max_minutes)
 
     def command(self, named: Namer) -> list[str]:
         arguments = [

@@ -1,4 +1,4 @@
-"""Guided runs: prompts → responses → draft → evaluation → export, as the jobs of one experiment. No torch.
+"""Guided runs: prompts → responses → draft → export → evaluation, as the jobs of one experiment. No torch.
 
 The page `app/pages/guided.py` and `speculoos quickstart` submit them; `result` reads the figures.
 """
@@ -27,8 +27,8 @@ BUDGETS = {"8 minutes": QUICKSTART_MINUTES, "30 minutes": 30, "2 hours": 120, "8
 """Time budget → minutes."""
 SHORT = 15
 """Minutes up to which a run generates short responses and asks short questions."""
-GENERATING, TRAINING = 0.46, 0.36
-"""Shares of the time. The evaluation and the start of four processes take the rest."""
+GENERATING, TRAINING, EVALUATING = 0.4, 0.31, 0.1
+"""Shares of the time. The tuning of the tree, the export and the start of the processes take the rest."""
 HEADS_NAME = "guided"
 EXPORTED_LAYERS = 7
 """Layers that a base model needs for an export of EAGLE-3: with fewer, the three default layers are not distinct."""
@@ -78,10 +78,11 @@ def submit_guided(
     training = _training(base, generated.request["dataset_id"], minutes)
     trained = submit(training, like=HEADS_NAME, **common)
     checkpoint_id = trained.request["checkpoint_id"]
-    questions = SHORT_QUESTIONS if is_short else {}
-    evaluated = submit(Evaluate(base_id=base_id, checkpoint_id=checkpoint_id, **questions), **common)
     exported = submit(Export(checkpoint_id=checkpoint_id, format=VLLM.name), **common) if can_export(base) else None
-    job_ids = tuple(job.id for job in (importing, generated, trained, evaluated, exported) if job)
+    questions = {"max_minutes": round(EVALUATING * minutes, 1), **(SHORT_QUESTIONS if is_short else {})}
+    evaluation = Evaluate(base_id=base_id, checkpoint_id=checkpoint_id, **questions)
+    evaluated = submit(evaluation, after=exported, **common)  # an export at the same time would slow it down
+    job_ids = tuple(job.id for job in (importing, generated, trained, exported, evaluated) if job)
     return Chain(
         experiment, evaluated.experiment_id, job_ids, base_id, checkpoint_id, evaluated.request["evaluation_id"]
     )

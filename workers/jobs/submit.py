@@ -26,12 +26,14 @@ def submit(
     like: str = "",
     experiment: str | None = None,
     user: str = "",
+    after: Job | None = None,
     settings: Settings | None = None,
 ) -> Job:
     """Create and commit the rows of a job and its output, and send its id. With a store its inputs are uploaded first.
     `name`: of the output (empty: from `like` or the inputs); `experiment`: its name, created if new; `user`: shown on
-    pages. If another job still writes an input, this job waits for it. If the broker is unreachable, the reconciler
-    sends the job later. Raises BadInput, NotFound, Conflict or Unavailable."""
+    pages. If another job still writes an input, this job waits for it; `after` is a job that waits for the same and
+    shall succeed first. If the broker is unreachable, the reconciler sends the job later. Raises BadInput, NotFound,
+    Conflict or Unavailable."""
     settings = settings or load()
     request.check_settings(settings)
     _deliver(settings, request)
@@ -48,7 +50,7 @@ def submit(
             queue=request.runs_on,
             request=request.to_json(),
             name=f"{verb} {title}",
-            after_id=after_id,
+            after_id=after.id if after else after_id,
             experiment_id=experiment_id,
             user=user,
             estimated_seconds=estimated.seconds,

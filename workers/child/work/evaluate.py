@@ -94,6 +94,7 @@ def _evaluate_local(request: Evaluate, context: JobContext, questions: list[dict
         max_tokens=request.max_tokens,
         options=request.drafting,
         sampling=sampling,
+        max_minutes=request.max_minutes,
     )
 
 
