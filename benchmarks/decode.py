@@ -3,7 +3,8 @@
     python -m benchmarks.decode --model FOLDER --questions FILE --limit 10 --max-tokens 128 --json OUT
 
 Batch 1, greedy. All contenders answer a prompt before the next prompt, so that disturbances affect all; figures are
-medians over prompts of tokens per second, prefill included. Peak memory is measured in a separate process per side.
+medians over prompts of tokens per second, prefill included, and of ratios within a prompt, with 95 % bootstrap
+intervals over the prompts. Peak memory is measured in a separate process per side.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.peers.common import peak_memory_mb
@@ -24,8 +26,10 @@ from benchmarks.report import (
     conditions,
     finish,
     first_turns,
+    interval_text,
     load_average,
     make_parser,
+    median_interval,
     row,
     table_lines,
 )
@@ -100,12 +104,12 @@ def race(args: argparse.Namespace, dtype: str, rounds: int = 5) -> dict[str, Any
         for name, run in runs.items():
             taken[name].append(run(prompt))
         print(f"{dtype}: {at + 1}/{len(prompts)} prompts", file=sys.stderr)
-    speeds = {name: statistics.median(tokens / s for tokens, s, *_ in answers) for name, answers in taken.items()}
+    speeds = {name: np.array([tokens / seconds for tokens, seconds, *_ in answers]) for name, answers in taken.items()}
     figures = {
         name: {
-            "tokens_per_second": round(speeds[name], 2),
-            "ratio_to_transformers": round(speeds[name] / speeds["transformers.generate"], 3),
-            "ratio_to_our_plain": round(speeds[name] / speeds["ours plain"], 3),
+            "tokens_per_second": round(float(np.median(speeds[name])), 2),
+            "times_transformers": median_interval(speeds[name] / speeds["transformers.generate"]),
+            "times_plain": median_interval(speeds[name] / speeds["ours plain"]),
             "tau": round(statistics.mean([tau for _, _, tau, _ in answers if tau] or [1.0]), 3),
             "step_ms": round(statistics.median(ms for *_, ms in answers), 2),
         }
@@ -150,11 +154,16 @@ def memory_of(args: argparse.Namespace, dtype: str, side: str) -> int:
     return peak_memory_mb()
 
 
+def figure_text(figure: float | list[float]) -> str:
+    """A figure of a contender, or its median and interval."""
+    return interval_text(figure) if isinstance(figure, list) else f"{figure:g}"
+
+
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = []
     for dtype, part in result["dtypes"].items():
-        rows = [(name, *figures.values()) for name, figures in part["contenders"].items()]
+        rows = [(name, *map(figure_text, figures.values())) for name, figures in part["contenders"].items()]
         head = "| | tokens/s | × transformers | × our plain | τ | ms a step |"
         lines += [f"\n**{dtype}**", "", *table_lines(head, rows), ""]
         costs = part["forward_ms"]

@@ -19,7 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import add_questions, conditions, finish, load_average, make_parser, table_lines
+from benchmarks.report import (
+    add_questions,
+    conditions,
+    finish,
+    interval_text,
+    load_average,
+    make_parser,
+    median_interval,
+    table_lines,
+)
 from benchmarks.servers import add_engines, engines, export, first_questions, server, versions
 from corpus.endpoints import EndpointPool
 from decoding.config import GenerateConfig
@@ -27,7 +36,6 @@ from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.target import Target, fast_target
 from evaluation.agreement import chain
-from evaluation.estimate import DRAWS, INTERVAL_PERCENTILES, SEED
 from formats.engines import ENGINES
 from models.base import load_base
 from models.chat import render
@@ -125,19 +133,12 @@ def figures(engine: str, way: str, answers: Sequence[Answer], plain: Sequence[An
     return {
         "engine": engine,
         "drafting": way,
-        "tokens_per_second": _median(speeds),
-        "times_plain": _median(speeds / base),
+        "tokens_per_second": median_interval(speeds),
+        "times_plain": median_interval(speeds / base),
         "identical_to_plain": sum(one[0] == other[0] for one, other in zip(answers, plain, strict=True)),
         "questions": len(answers),
         "tokens": sum(tokens for _, tokens, _ in answers),
     }
-
-
-def _median(values: np.ndarray) -> list[float]:
-    """[median, low, high]: 95 % bootstrap interval over questions."""
-    drawn = np.random.default_rng(SEED).integers(len(values), size=(DRAWS, len(values)))
-    bounds = np.percentile(np.median(values[drawn], axis=1), INTERVAL_PERCENTILES)
-    return [round(float(value), 3) for value in (np.median(values), *bounds)]
 
 
 def table(result: dict[str, Any]) -> str:
@@ -145,9 +146,9 @@ def table(result: dict[str, Any]) -> str:
     rows = []
     for one in result["contenders"]:
         speed, times = one["tokens_per_second"], one["times_plain"]
-        ratio = "" if one["drafting"] == "plain" else f"{times[0]:.2f} ({times[1]:.2f} to {times[2]:.2f})"
+        ratio = "" if one["drafting"] == "plain" else interval_text(times)
         same = "" if one["drafting"] == "plain" else f"{one['identical_to_plain']} of {one['questions']}"
-        rows.append((one["engine"], one["drafting"], "{:.1f} ({:.1f} to {:.1f})".format(*speed), ratio, same))
+        rows.append((one["engine"], one["drafting"], interval_text(speed, 1), ratio, same))
     head = "| engine, base model | drafting | tokens/s | × its plain | texts as plain |"
     return "\n".join(table_lines(head, rows))
 

@@ -81,11 +81,13 @@ def race(bench: Bench, dtype: str) -> None:
     words += ["--limit", str(bench.size(6, 1)), "--max-tokens", str(bench.size(128, 6))]
     words += ["--device", str(bench.device), "--context", str(CONTEXT)]
     results = decode.race(decode.parse(words), dtype, bench.size(5, 1))
-    ratio = results["contenders"]["ours plain"]["ratio_to_transformers"]
+    ratio = results["contenders"]["ours plain"]["times_transformers"][0]
     name = f"{dtype}, plain beside transformers.generate, starter, batch 1"
     bench.claim(name, f"≥ {SPEED_GOAL:g} ×", f"{ratio:.2f} ×", None if bench.dry else ratio >= SPEED_GOAL)
     for name, one in results["contenders"].items():
-        bench.figures[f"{dtype}, {name}"] = ", ".join(f"{key} {figure:g}" for key, figure in one.items())
+        bench.figures[f"{dtype}, {name}"] = ", ".join(
+            f"{key} {decode.figure_text(value)}" for key, value in one.items()
+        )
     bench.figures[f"{dtype}, ms by nodes"] = results["forward_ms"]
 
 

@@ -16,8 +16,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from evaluation.estimate import DRAWS, INTERVAL_PERCENTILES, SEED
 from evaluation.machine import describe_machine
 from models.chat import render
 from speculoos.errors import Unavailable
@@ -62,6 +64,19 @@ def finish(result: dict[str, Any], table: str, file: Path | None) -> None:
     print(table)
     if file:
         file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def median_interval(values: np.ndarray) -> list[float]:
+    """[median, low, high]: 95 % bootstrap interval over the values, one per question."""
+    drawn = np.random.default_rng(SEED).integers(len(values), size=(DRAWS, len(values)))
+    bounds = np.percentile(np.median(values[drawn], axis=1), INTERVAL_PERCENTILES)
+    return [round(float(value), 3) for value in (np.median(values), *bounds)]
+
+
+def interval_text(interval: Sequence[float], digits: int = 2) -> str:
+    """`1.98 (1.90 to 2.05)`."""
+    median, low, high = (f"{value:.{digits}f}" for value in interval)
+    return f"{median} ({low} to {high})"
 
 
 def row(cells: Iterable[Any]) -> str:
