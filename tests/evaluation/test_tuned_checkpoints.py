@@ -65,6 +65,6 @@ def test_a_tree_kept_with_a_checkpoint_is_used_unless_another_is_asked_for(tmp_p
     verify_sums(folder)
     assert json.loads((folder / "config.json").read_text())["tuning"] == {"expected_tau": 1.5}
     draft, target = load_draft(folder, base), Target(base, 64)
-    assert len(make_drafter(target, draft).shape) == 3
-    assert make_drafter(target, draft, {"tree": [[0, 0]]}).shape.max_depth == 2
+    assert make_drafter(target, draft).growth.nodes == 3
+    assert make_drafter(target, draft, {"tree": [[0, 0]]}).growth.max_depth == 2
     assert make_drafter(target, draft, {"drafter": "none"}).name == "none"

@@ -180,10 +180,10 @@ def test_a_draft_that_is_tuned_while_it_is_warm_drafts_by_its_new_tree(
     ref, warm = with_draft(refs["cycle"], folder), pool()
     first = warm.get(ref)
     before = first.drafter({})
-    assert len(before.shape) > 2 and warm.get(ref).drafter({}) is before
+    assert before.growth.nodes > 2 and warm.get(ref).drafter({}) is before
     update_draft_config(folder, drafting={"tree": [[0]]}, tuning={})
     again = warm.get(ref)
     assert again.draft is first.draft, "the same weights"
-    assert len(again.drafter({}).shape) == 2
+    assert again.drafter({}).growth.nodes == 2
     (folder / "config.json").write_text("{")
-    assert len(warm.get(ref).drafter({}).shape) == 2, "what is warm goes on"
+    assert warm.get(ref).drafter({}).growth.nodes == 2, "what is warm goes on"

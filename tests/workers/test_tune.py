@@ -73,7 +73,7 @@ def test_the_fastest_tree_is_kept_with_where_it_was_found(begin, home, cycle):  
     assert read_config(folder)["drafting"] == result["drafting"]
     base = load_base(cycle)
     drafter = make_drafter(Target(base, 64), load_draft(folder, base))
-    assert len(drafter.shape) == result["nodes"]
+    assert drafter.growth.nodes == result["nodes"]
 
 
 def test_where_plain_decoding_is_faster_that_is_the_verdict_and_the_files_stay(begin, home, cycle):  # noqa: F811
