@@ -69,10 +69,9 @@ def evaluate(
     rows = load_questions(settings, questions, request.limit)
     base, loaded = load_target(settings, ref, device or settings.device)
     sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
-    choices = {"max_tokens": request.max_tokens, "options": request.drafting, "sampling": sampling}
-    choices["max_minutes"] = request.max_minutes
-    with leased_devices(settings, base, "evaluate") as sharing:
-        measured = run(base, loaded, rows, ConsoleReporter(), **choices)  # with the device lease, so that jobs wait
+    choices = {"max_tokens": request.max_tokens, "max_minutes": request.max_minutes, "options": request.drafting}
+    with leased_devices(settings, base, "evaluate") as sharing:  # so that jobs wait
+        measured = run(base, loaded, rows, ConsoleReporter(), sampling=sampling, **choices)
     if sharing.shared_with:
         say(f"The device was shared with {sharing.shared_with}: speeds are too low, and the speedup is not exact.")
     result = {"model": ref.name, "questions": len(rows), "max_tokens": request.max_tokens}

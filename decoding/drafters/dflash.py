@@ -89,7 +89,8 @@ class DFlashDrafter(TreeDrafter):
             self._inject_pending()
         features, start, rows = torch.cat(self.pending), self.cache.length, most + self.draft.size
         self.draft.reserve(self.cache, rows)
-        key = bucket, _ = bucket_of(start + rows, self.cache.capacity), self.sampling
+        bucket = bucket_of(start + rows, self.cache.capacity)
+        key = bucket, self.sampling
         grow = captured(self.cache.replays, key, lambda: self._captured(features, bucket, most, *uniforms))
         grow.fill(features, torch.tensor([self.last]), torch.tensor([start, len(features)]), *uniforms)
         grown = grow()
