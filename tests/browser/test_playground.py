@@ -77,8 +77,8 @@ def test_tokens_figures_and_steps_are_shown_as_they_were_recorded(page: Page, wo
     check_tokens(page, turn, run, steps)
     summary = run["summary"]
     expect(page.locator('[data-figure="tau"]')).to_have_text(f"{summary['mean_accepted_length']:.2f}")
-    speed = float(page.locator('[data-figure="speed"]').text_content())
-    assert speed == pytest.approx(summary["decode_tokens_per_second"], abs=0.0501), "a tie is rounded either way"
+    speed = page.evaluate("value => value.toFixed(1)", summary["decode_tokens_per_second"])  # 21.25: Python says 21.2
+    expect(page.locator('[data-figure="speed"]')).to_have_text(speed)
     expect(page.locator(".sp-bars li")).to_have_count(len(summary["acceptance_by_depth"]))
     check_trees(page, turn, steps)
 

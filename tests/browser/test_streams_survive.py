@@ -24,7 +24,7 @@ pytestmark = pytest.mark.browser
 KILLS = int(os.environ.get("DRILLS_KILLS", "20"))
 READERS = 8
 LONG = turns.TurnOptions(max_tokens=4000)
-"""Longer than the test takes on a fast machine: the answer is stopped, it does not end."""
+"""So long that a slow machine need not finish it: the test stops it. A fast one may."""
 FAST_TOKENS = 20
 
 
@@ -83,15 +83,17 @@ def killed_in_a_stream(workbench: Workbench, browser: Browser, pause: float) -> 
     workbench.start("web")
     wait_for_tokens(page, shown)
     inference.cancel(workbench.settings, run.id)
-    expect(page.locator('.sp-turn[data-state="CANCELLED"]')).to_have_count(1, timeout=120_000)
+    ended = page.locator('.sp-turn[data-state="CANCELLED"], .sp-turn[data-state="SUCCEEDED"]')
+    expect(ended).to_have_count(1, timeout=120_000)
     thread.join(120)
     with reading(workbench.settings) as rows:
         stored = runs.get_run(rows, run.id)
         stored_ids = runs.token_ids(rows, run.id)
+    assert ended.get_attribute("data-state") == stored.state
     shown = final_text(page, stored.text)
     page.close()
     lost = sum(reader.token_ids != stored_ids for reader in readers) + (len(readers) != READERS)
-    return {"readers": readers, "lost": lost, "shown": shown, "text": stored.text}
+    return {"readers": readers, "lost": lost, "shown": shown, "text": stored.text, "state": stored.state}
 
 
 def wait_for_tokens(page: Page, count: int) -> None:
@@ -129,5 +131,5 @@ def check(results: list[dict]) -> None:
     for result in results:
         assert result["lost"] == 0
         assert result["shown"] == result["text"] and result["text"]
-        assert all(reader.end["state"] == "CANCELLED" for reader in result["readers"])
+        assert all(reader.end["state"] == result["state"] for reader in result["readers"])
         assert any(reader.reconnected for reader in result["readers"]), "the answer had ended before the kill"

@@ -116,7 +116,7 @@ def test_a_worker_told_to_stop_interrupts_its_job_quickly_and_the_next_one_goes_
         job = submit_count(bench, tmp_path / "w", steps=10)
         wait_for_steps(bench, job)
         worker.terminate()
-        assert worker.wait(60) == 0
+        assert worker.wait(30) == 0
     stopped = bench.job(job.id)
     assert (stopped.state, stopped.progress_note) == ("INTERRUPTED", "The worker was stopped.")
     assert stopped.attempt_cap > jobs.ATTEMPTS, "stopping costs no attempt"
