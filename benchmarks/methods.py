@@ -11,8 +11,8 @@ so a race can be continued. Prints the table of docs/methods.md; --chart writes 
 
 import json
 import statistics
-from argparse import Namespace
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,12 @@ def run(method: str, seed: int, args: Namespace) -> dict[str, Any]:
     return {"method": method, "seed": seed, "minutes": args.minutes, **trained, **tree, **measured, **conditions(load)}
 
 
+def check_settings(parser: ArgumentParser, method: str, names: Iterable[str]) -> None:
+    """End with an error for a setting that the method lacks; a training ignores settings of other methods."""
+    if unknown := set(names) - METHODS[method].config.model_fields.keys():
+        parser.error(f"{method} has no setting {', '.join(sorted(unknown))}")
+
+
 def table(results: Sequence[dict[str, Any]]) -> str:
     """A row for each method; with several seeds the medians, with the range of τ and of the speedup."""
     rows = []
@@ -119,9 +125,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--chart", type=Path, help="SVG file for the learning curves")
     parser.add_argument("--set", nargs="*", default=[], help="setting=value, for all methods")
     args = parser.parse_args(arguments)
-    for method in args.methods:  # a run ignores settings of other methods
-        if unknown := parse_settings(args.set).keys() - METHODS[method].config.model_fields.keys():
-            parser.error(f"{method} has no setting {', '.join(sorted(unknown))}")
+    for method in args.methods:
+        check_settings(parser, method, parse_settings(args.set))
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in args.seeds:
         for method in args.methods:

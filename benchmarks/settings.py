@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.methods import CHANGES, COMMON
+from benchmarks.methods import CHANGES, COMMON, check_settings
 from benchmarks.report import conditions, finish, load_average, make_parser, table_lines
-from models.methods import METHODS
 from models.methods.recipes import read_recipe
 from models.starter import starter_path
 from speculoos.reporting import SilentReporter
@@ -70,8 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[], help="setting=value, for all")
     args, load = parser.parse_args(arguments), load_average()
-    if args.setting not in METHODS[args.method].config.model_fields:  # a run ignores settings of other methods
-        parser.error(f"{args.method} has no setting {args.setting!r}")
+    check_settings(parser, args.method, [args.setting, *parse_settings(args.set)])
     results = []
     for seed in args.seeds:
         for value in args.values:

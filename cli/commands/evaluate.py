@@ -20,7 +20,7 @@ from tracking import queries
 from tracking.db import reading
 from tracking.tables import Evaluation
 from workers.jobs.arguments import parse_settings
-from workers.jobs.evaluate import ONLY_SERVERS, Evaluate, check_sampling
+from workers.jobs.evaluate import Evaluate
 
 
 @request_options(Evaluate)
@@ -39,17 +39,8 @@ def evaluate(
     """Compare speculative with plain decoding on the same prompts, with interleaved steps."""
     from cli.follow import run_request
 
-    if options["endpoint"] and (draft or options["dtype"] or options["max_minutes"]):
-        raise BadInput(
-            "A server sets its own draft and precision and has no time limit; leave --draft, --dtype and --max-minutes "
-            "out."
-        )
-    if not (model or options["endpoint"]):
-        raise BadInput("Choose what to measure: --model NAME, or --endpoint NAME.")
-    if (options["concurrency"] or options["plain_endpoint"]) and not options["endpoint"]:
-        raise BadInput(ONLY_SERVERS)
-    request = Evaluate(**options, drafting=trees.read_options(parse_settings(draft or ())))
-    check_sampling([request.temperature], [request.top_p], [request.dtype])
+    request = Evaluate(**options, base_id=model, drafting=trees.read_options(parse_settings(draft or ())))
+    request.check_options()
     settings = open_home()
     if estimate or request.endpoint:
         request = request.changed(**served(settings, model, checkpoint, questions))

@@ -34,7 +34,6 @@ round."""
 REPEATED = 3
 """On a busy machine an evaluation of a draft repeats its questions, up to this many times the first pass's time."""
 MAX_NUMBER = 100_000
-ONLY_SERVERS = "Concurrency and a server without a draft are for servers: choose the server to measure."
 DTYPE_HELP = "Precision of base and draft; default SPECULOOS_DTYPE."
 SEED_HELP = "Seed of sampling."
 
@@ -124,11 +123,11 @@ class Evaluate(Measurement):
         check_sampling([self.temperature], [self.top_p], [self.dtype])
         if self.endpoint and (self.drafting or self.dtype or self.max_minutes):
             raise BadInput(
-                "A server sets its own draft and precision and has no time limit; leave tree, precision and time limit "
-                "out, or omit the server."
+                "A server sets its own draft and precision and has no time limit; leave options of the draft, precision "
+                "and time limit out, or omit the server."
             )
         if (self.plain_endpoint or self.concurrency) and not self.endpoint:
-            raise BadInput(ONLY_SERVERS)
+            raise BadInput("Concurrency and a server without a draft are for servers: choose the server to measure.")
         if not (self.endpoint or self.base_id):
             raise BadInput("Choose what to measure: a base model, or an endpoint.")
 
