@@ -101,6 +101,7 @@ class Forker:
         self._channel = channel
         self._lock, self._started, self._running = threading.Lock(), threading.Condition(), {}
         self._started_pids: list[int] = []
+        self._ended = False
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(
@@ -114,19 +115,26 @@ class Forker:
         with self._lock:
             socket.send_fds(self._channel, [json.dumps(request).encode()], [out, *passed])
             with self._started:
-                assert self._started.wait_for(lambda: self._started_pids, 300), "nothing is forked any more"
+                self._started.wait_for(lambda: self._started_pids or self._ended)
+                assert self._started_pids, "the zygote has ended"
                 return self._running[self._started_pids.pop()]
 
     def _listen(self) -> None:
-        while message := self._channel.recv(4096):
-            event, pid, status = json.loads(message)
-            with self._started:
-                if event == "began":
-                    self._running[pid] = Forked(pid)
-                    self._started_pids.append(pid)
-                    self._started.notify()
-                else:
-                    self._running.pop(pid).end(status)
+        with contextlib.suppress(ConnectionResetError):
+            while message := self._channel.recv(4096):
+                self._report(*json.loads(message))
+        with self._started:
+            self._ended = True
+            self._started.notify()
+
+    def _report(self, event: str, pid: int, status: int) -> None:
+        with self._started:
+            if event == "began":
+                self._running[pid] = Forked(pid)
+                self._started_pids.append(pid)
+                self._started.notify()
+            else:
+                self._running.pop(pid).end(status)
 
 
 @functools.cache
