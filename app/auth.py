@@ -42,7 +42,7 @@ def check_bind(settings: Settings) -> None:
 
 def add_login(app: FastAPI, settings: Settings) -> None:
     """Add the login to `app`, if the settings require one."""
-    if not settings.asks_login:
+    if not settings.requires_login:
         return
     door = LoginHandler(settings)
 

@@ -109,7 +109,7 @@ def mount_gradio(app: FastAPI, settings: Settings) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # emitted even if SSR is off
         texts = {"title": t("Page not found"), "lead": t("There is no page at this address.")}
-        texts |= {"home": t("Home"), "search": t("Search"), "bar": shell.bar("", settings.asks_login)}
+        texts |= {"home": t("Home"), "search": t("Search"), "bar": shell.bar("", settings.requires_login)}
         texts |= {"head": (tags := head()), "language": language()}
         missing = template("missing.html", **texts)
         gate = Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES.values(), head=tags, missing=missing)
@@ -149,7 +149,7 @@ def make_pages(settings: Settings) -> gr.Blocks:
 def build_page(name: str, settings: Settings) -> None:
     """The header and the content of a page, inside the current Blocks. A script (static/changes.js) fills and updates
     the strip from `/api/changes`."""
-    block(shell.bar(name, settings.asks_login))
+    block(shell.bar(name, settings.requires_login))
     block(tag("div", "", data_sp="strip"), elem_id="strip")
     before = loads()
     with gr.Column(elem_classes=["sp-page"], elem_id=f"page-{name}") as page:

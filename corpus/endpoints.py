@@ -175,12 +175,12 @@ class EndpointPool:
         server.failures, server.paused_until = server.failures + 1, now + pause
         if server.failures > 1:
             return None
-        return f"{server.label} does not answer ({short_error(error)}); the others go on without it.", "warning"
+        return f"{server.label} does not respond ({short_error(error)}); the others get its requests.", "warning"
 
     def _succeeded(self, server: Server) -> tuple[str, str] | None:
         self._answered_at = self._clock()
         recovered, server.failures, server.paused_until = server.failures > 0, 0, 0.0
-        return (f"{server.label} answers again.", "info") if recovered else None
+        return (f"{server.label} responds again.", "info") if recovered else None
 
 
 def _send(server: Server, token_id_fields: dict[str, Any], request: dict[str, Any]) -> tuple[Reply, int]:

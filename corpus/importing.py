@@ -94,7 +94,7 @@ def write_rows(
             for row in rows:
                 report.add(row)
                 if report.size > max_size:
-                    raise BadInput(f"{name}: unpacks to more than {max_size >> 20:,} MiB; give a smaller part of it.")
+                    raise BadInput(f"{name}: unpacks to more than {max_size >> 20:,} MiB; import a smaller part of it.")
                 if isinstance(row, BadRow):
                     bad.write(json.dumps({"line": row.line, "reason": row.reason}, ensure_ascii=False) + "\n")
                 else:

@@ -75,7 +75,9 @@ def detect(path: Path) -> str:
     if head[:4] == b"PAR1":
         return "parquet"
     if compression := next((name for mark, name in PACKED.items() if head.startswith(mark)), ""):
-        raise BadInput(f"{path.name}: is packed ({compression}); unpack it, and give the {FORMATS} file that is in it.")
+        raise BadInput(
+            f"{path.name}: is compressed ({compression}); decompress it and import the {FORMATS} file in it."
+        )
     if head[:2] in UTF16:
         raise BadInput(f"{path.name}: is UTF-16; save it as UTF-8.")
     head, suffix = head.removeprefix(BOM).lstrip(), path.suffix.lower()
@@ -91,7 +93,7 @@ def detect(path: Path) -> str:
         return "jsonl" if _is_object(head.splitlines()[0]) else "json"
     if head[:1] == b"{":
         return "jsonl"
-    raise BadInput(f"{path.name}: unknown file format; give {FORMATS}.")
+    raise BadInput(f"{path.name}: unknown file format; expected {FORMATS}.")
 
 
 def _is_object(line: bytes) -> bool:
@@ -137,7 +139,7 @@ def _json_reason(error: ValueError | RecursionError) -> str:
     """Python's message without its position, which is not that of the file."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    return f"broken JSON: {error.msg.removesuffix(' at') if isinstance(error, json.JSONDecodeError) else error}"
+    return f"invalid JSON: {error.msg.removesuffix(' at') if isinstance(error, json.JSONDecodeError) else error}"
 
 
 def _json(path: Path) -> Records:
@@ -155,7 +157,7 @@ def _json(path: Path) -> Records:
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{path.name}: {_json_reason(error)}.") from None
         if not isinstance(value, dict):
-            raise BadInput(f"{path.name}: broken JSON: neither an array nor an object.")
+            raise BadInput(f"{path.name}: invalid JSON: neither an array nor an object.")
         yield Record(1, value)
 
 

@@ -154,7 +154,7 @@ def check_mapping(mapping: Mapping[str, str]) -> dict[str, str]:
         raise BadInput(f"Fields: {unknown[0]!r} is none of {', '.join(READ_AS)}.")
     columns = {name: str(column).strip().lower() for name, column in mapping.items() if str(column).strip()}
     if columns and not ({"prompt", "messages"} & set(columns)):
-        raise BadInput("Fields: say which one holds the prompt, or the messages.")
+        raise BadInput("Fields: choose the column of the prompt or of the messages.")
     return columns
 
 
@@ -199,9 +199,7 @@ def messages_of(record: dict[str, Any], read: MessageReader) -> list[Message]:
     for key in ("prompt", "question"):
         if is_filled(value := record.get(key)):
             return _turns(value, record, read) if isinstance(value, list) else _question(text_of(value, key), record)
-    raise BadRecord(
-        "no prompt: none of conversations, messages, turns, instruction, prompt, question is there and filled"
-    )
+    raise BadRecord("no prompt: conversations, messages, turns, instruction, prompt and question are missing or empty")
 
 
 def _chat(items: list[Any], key: str, read: MessageReader) -> list[Message]:
@@ -231,7 +229,7 @@ def checked(row: ImportedRow) -> ImportedRow:
     checked by `text_of`, with the field."""
     turns = sum(message["role"] == "user" for message in row.messages)
     if turns > MAX_TURNS:
-        raise BadRecord(f"{turns} user turns; at most {MAX_TURNS} are taken")
+        raise BadRecord(f"{turns} user turns; at most {MAX_TURNS} are allowed")
     texts = (message["content"] + message.get("reasoning_content", "") for message in row.messages)
     if sum(map(len, (*texts, *row.reference))) > MAX_ROW_BYTES:
         raise BadRecord(too_long())
@@ -269,7 +267,7 @@ def list_of(value: Any, key: str) -> list[Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise BadRecord(f"{key}: broken JSON in this cell ({type(error).__name__})") from None
+            raise BadRecord(f"{key}: invalid JSON in this cell ({type(error).__name__})") from None
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):

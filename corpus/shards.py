@@ -124,7 +124,7 @@ def _parsed(file: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         return json.loads(line)
     except ValueError:
-        raise BadInput(f"{file.name}, line {number}: broken; remove this dataset and make it again.") from None
+        raise BadInput(f"{file.name}, line {number}: invalid JSON; delete this dataset and create it again.") from None
 
 
 def _undamaged_shards(folder: Path) -> dict[str, str]:

@@ -158,7 +158,7 @@ def evaluate(
         _count_question(run, _first_pass_note(run))
         check_stop(reporter)
     if not run.results:
-        raise BadInput("Every question is too long for this base; give shorter ones.")
+        raise BadInput("Every question is too long for this base; use shorter ones.")
     if passes > 1:  # else the times decide nothing
         _repeat(run, until=min(deadline, began + passes * (monotonic() - began)))
     reporter.progress(run.completed, run.completed, "questions")

@@ -94,13 +94,13 @@ def _speeds(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]
 def _verdict(result: Mapping[str, Any]) -> str:
     server, tau = result["server"], result["tau"]
     if result["agrees"] is None:
-        return f"{server} publishes no acceptance, so it is not known whether it drafts as here."
+        return f"{server} does not publish its acceptance, so it cannot be compared."
     if not (tau["there"] or 0) > 1:
-        return f"It does not draft in {server}: no draft token was accepted, but τ is {tau['here']:.2f} here. {CAUSES}"
-    figures = f"τ {tau['there']:.2f} there, {tau['here']:.2f} here"
+        return f"{server} accepted no draft token, but τ is {tau['here']:.2f} in this engine. {CAUSES}"
+    figures = f"τ {tau['there']:.2f} in the server, {tau['here']:.2f} in this engine"
     if not result["agrees"]:
-        return f"It drafts differently in {server}: {figures}. {CAUSES}"
-    return f"It drafts in {server} as here: {figures}{_texts(result['identical_to_plain'])}."
+        return f"Acceptance in {server} differs from this engine: {figures}. {CAUSES}"
+    return f"Acceptance in {server} matches this engine: {figures}{_texts(result['identical_to_plain'])}."
 
 
 def _texts(identical: Mapping[str, Any]) -> str:
@@ -120,5 +120,7 @@ def chain(tokens: int) -> list[list[int]]:
 
 
 def positions_text(positions: Sequence[Mapping[str, Any]]) -> str:
-    """`position 1: 0.43 here, 0.42 there; …`."""
-    return "; ".join(f"position {p['position']}: {p['here']:.2f} here, {p['there']:.2f} there" for p in positions)
+    """`position 1: 0.43 in this engine, 0.42 in the server; …`."""
+    return "; ".join(
+        f"position {p['position']}: {p['here']:.2f} in this engine, {p['there']:.2f} in the server" for p in positions
+    )

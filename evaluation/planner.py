@@ -50,7 +50,7 @@ ROUNDS = 5
 PLAN_DRAWS = 200
 """Bootstrap draws for the intervals of speedups."""
 MEASURED, OTHER_MACHINE = "measured here", "of another machine"
-NEVER_PAYS = "Speculation does not pay on this machine with this draft, not for one sequence either."
+NEVER_PAYS = "Speculative decoding with this draft is slower than plain decoding on this machine, even at batch size 1."
 MAX_ACCEPTANCE = 0.999
 """A draft that needs a higher acceptance rate cannot break even."""
 
@@ -251,9 +251,9 @@ def _shapes_verdict(plan_result: dict[str, Any]) -> str:
     sentence += f"{share:.0%} of its step is drafting."
     batches = [int(batch) for batch in plan_result["best"]]
     if plan_result["stops_at"]:
-        return f"{sentence} From {plan_result['stops_at']} parallel requests on, plain decoding is faster."
+        return f"{sentence} At batch sizes of {plan_result['stops_at']} or more, plain decoding is faster."
     return sentence + (
-        f" Speculation pays up to the {max(batches)} parallel requests that were tried." if len(batches) > 1 else ""
+        f" Speculative decoding is faster at all batch sizes tried, up to {max(batches)}." if len(batches) > 1 else ""
     )
 
 
@@ -266,7 +266,7 @@ def _standalone_verdict(rows: Sequence[dict[str, Any]]) -> str:
         else f"{row['layers']} layers cannot break even"
         for row in rows
     ]
-    return f"Standalone drafts cut from this base: {', '.join(parts)}."
+    return f"Standalone drafts with layers of this base model: {', '.join(parts)}."
 
 
 def tuning_space(draft: Any) -> TuningSpace | None:

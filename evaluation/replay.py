@@ -234,7 +234,7 @@ def open_with_base(base: LoadedBase, draft: Any, options: dict[str, Any]) -> Rep
 def open_small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> ReplaySetup:
     """A small model with the same tokenizer as the recorded model, without that model."""
     if is_checkpoint(folder):
-        raise BadInput(f"{folder}: is a draft made for a base; give BASE@DRAFT, or a model's folder.")
+        raise BadInput(f"{folder}: is a draft made for a base; use BASE@DRAFT or a model's folder.")
     model = load_base(folder, decoding_dtype(dtype, device), device)
     _check(options, ("depth", "tree"))
     tree = options.get("tree")

@@ -31,7 +31,7 @@ SERVERS = {
     "speculoos": "Speculoos",
 }
 """{`owned_by` of a server's models: display name}."""
-NO_ACCEPTANCE = "This server says nothing of its acceptance; its speed alone is measured."
+NO_ACCEPTANCE = "This server does not report its acceptance; only its speed is measured."
 FAILED_IN_A_ROW = 3
 
 

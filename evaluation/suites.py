@@ -123,7 +123,7 @@ def _decompressed(path: Path, name: str) -> Iterator[Path]:
             with gzip.open(path) as compressed:
                 content = compressed.read(MAX_DECOMPRESSED + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise BadInput(f"{name}: its packing (gzip) is damaged; get it again.") from None
+        raise BadInput(f"{name}: the gzip data is damaged; download it again.") from None
     except OSError as error:
         raise BadInput(f"{name}: cannot be read ({error.strerror or error}).") from None
     if not is_gzip:

@@ -67,16 +67,16 @@ def check_export(
     folder: str | Path, base_path: str | Path, format_name: str, target: str | Path | None = None
 ) -> CheckpointFiles:
     """Check an export before its base model is loaded, and return the checkpoint. Raises Unsupported if the format does
-    not support the checkpoint, Conflict if it cannot be written to `target` (see `check_place`)."""
+    not support the checkpoint, Conflict if it cannot be written to `target` (see `check_target`)."""
     checkpoint = CheckpointFiles.read(folder, base_path)
     if reason := find_format(format_name).reason(checkpoint):
         raise Unsupported(reason)
     if target:
-        check_place(Path(target))
+        check_target(Path(target))
     return checkpoint
 
 
-def check_place(target: Path) -> None:
+def check_target(target: Path) -> None:
     """Raise Conflict if an export cannot be written to `target`: a file or a folder that is not empty exists there, a
     zip would replace a folder, or a parent is a file or is not writable."""
     check_zip_target(target)

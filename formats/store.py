@@ -65,7 +65,7 @@ def store_export(file: Path, archive: Path, source: str, report: dict[str, Any])
     return StoredExport(archive, archive.stat().st_size, report)
 
 
-def deliver_export(store: Store, checkpoint_id: str, source: str, export: StoredExport) -> None:
+def upload_export(store: Store, checkpoint_id: str, source: str, export: StoredExport) -> None:
     """Copy an export to the shared store, its note last."""
     prefix = _prefix(checkpoint_id, source)
     store.put_file(f"{prefix}/{export.path.name}", export.path)

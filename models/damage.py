@@ -9,7 +9,7 @@ from models import identity
 from speculoos.checksums import ChecksumCache, file_sha256, find_changed_files
 from speculoos.errors import Damaged, SpeculoosError
 
-DATASET_HINT = "Make the dataset again, or restore its files from a copy; `speculoos verify` checks all."
+DATASET_HINT = "Create the dataset again, or restore its files from a copy; `speculoos verify` checks all."
 BASE_HINT = "Restore the original files, or add the model again under another name; `speculoos verify` checks all."
 UNSAVED = ChecksumCache()  # in this process only, not in a file
 

@@ -82,7 +82,7 @@ def _lines(shards: list[Path], write: Callable[[dict[str, Any]], dict[str, Any]]
                 try:
                     row = json.loads(line)
                 except ValueError:
-                    message = f"{shard.name}, line {number}: broken; remove this dataset and make it again."
+                    message = f"{shard.name}, line {number}: invalid JSON; delete this dataset and create it again."
                     raise BadInput(message) from None
                 yield json.dumps(write(row), ensure_ascii=False).encode() + b"\n"
 

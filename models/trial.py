@@ -26,8 +26,8 @@ WORK_MODULE = "models.trial_work"
 DAMAGED_FILE = "the file is damaged, or this machine has too little memory for it"
 LIMIT_REASONS = {
     "time": "did not end within {:.0f} s",
-    "memory": "took more memory than it may",
-    "crash": "took more memory than it may or crashed",
+    "memory": "exceeded its memory limit",
+    "crash": "exceeded its memory limit or crashed",
 }
 
 

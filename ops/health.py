@@ -149,7 +149,7 @@ def _access(settings: Settings) -> str:
         return "protected by the password"
     if not settings.is_loopback:
         raise Unavailable(f"{settings.host} is open to other machines without a password.", "Set SPECULOOS_PASSWORD.")
-    if settings.asks_login:
+    if settings.requires_login:
         return "protected by links of `speculoos login-link`"
     return access_warning(settings) or "open on this machine, which has no other user accounts"
 

@@ -80,11 +80,11 @@ def restore(
 
 
 def check_not_restoring(settings: Settings) -> None:
-    """Raises Conflict for a home in which a restore is running or broke off."""
+    """Raises Conflict for a home in which a restore is running or was interrupted."""
     if (settings.home / BUSY).exists():
         raise Conflict(
-            f"A restore into {settings.home} is running or broke off; wait for its end, or run `speculoos restore FILE`"
-            " again, which starts over."
+            f"A restore into {settings.home} is running or was interrupted; wait until it ends, or run `speculoos "
+            "restore FILE` again, which starts over."
         )
 
 

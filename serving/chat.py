@@ -92,7 +92,7 @@ def _prompt_ids(prompts: Prompts, ref: ModelRef, body: RequestBody) -> list[int]
 async def respond(engine: Engine, ref: ModelRef, body: RequestBody, request: Request) -> Response:
     """The HTTP response. Errors before the first token set its status; later ones are sent as an event."""
     client, disconnected = request.scope[CLIENT_SCOPE_KEY], request.is_disconnected
-    engine.queue.check_room(client)  # fail before the prompt is rendered
+    engine.queue.check_capacity(client)  # fail before the prompt is rendered
     prompts = engine.prompts
     prompt = QueuedWork(prompts.queue, client, lambda _, emit: emit(_prompt_ids(prompts, ref, body)))
     prompt_ids = await cancel_on_disconnect(disconnected, anext(prompt.events(), None), prompt)

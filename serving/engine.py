@@ -44,10 +44,10 @@ ACCEPTANCE_OPTIONS = ("acceptance", "epsilon", "alpha")
 """Options of `speculation` for accepting drafts; all others except PROBABILITIES are options of the drafter."""
 PROBABILITIES = "probabilities"
 """Option of `speculation` that records the base model's probability of each draft token in the trace."""
-LOSSY = "Typical acceptance is lossy: the model alone might have answered otherwise."
-EXACT_GREEDY = "Typical acceptance is for temperatures above 0; at 0 this answer is exactly the model's own."
+LOSSY = "Typical acceptance is lossy: the response may differ from plain decoding."
+EXACT_GREEDY = "Typical acceptance needs a temperature above 0; at 0 the response is the same as with exact acceptance."
 RECORDED = "The model's probabilities were recorded too, which takes time: speeds are lower than without."
-NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its drafts, or prompt lookup."
+NO_DRAFT = "Speculation is off: the base model generates every token; choose a draft or prompt lookup."
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Engine:
         self.baselines = PlainBaselines()
         self.prompts = Prompts(metrics.prompt.observe, metrics.prompts_failed.inc, on_panic=panics, **queue_limits)
         self.queue.submit(UPKEEP, lambda _: self._import())
-        self.closing = self._making_room = False
+        self.closing = self._is_freeing_memory = False
         self._add_gauges()
 
     def close(self, timeout: float = 2.0) -> None:
@@ -204,18 +204,18 @@ class Engine:
         whether another model is being loaded. Raises Unavailable."""
         if self.failure:
             raise Unavailable(self.failure)
-        if self.device != "cpu" and self.lease_name in devices and not self._making_room:
-            self._making_room = True
-            self.queue.submit(UPKEEP, lambda _: self._make_room())
+        if self.device != "cpu" and self.lease_name in devices and not self._is_freeing_memory:
+            self._is_freeing_memory = True
+            self.queue.submit(UPKEEP, lambda _: self._free_memory())
         pool = self.pool
         state = {"bytes": pool.device_bytes, "planned": pool.planned_bytes, "loading": pool.loading}
         return {"device": self.lease_name, **state}
 
-    def _make_room(self) -> None:
+    def _free_memory(self) -> None:
         try:
-            self.pool.make_room()
+            self.pool.free_memory()
         finally:
-            self._making_room = False
+            self._is_freeing_memory = False
 
     def _set_threads(self) -> None:
         """Half of the CPU threads while a job holds the CPU. Two programs that each use every core wait for each other
@@ -253,8 +253,8 @@ def _check_ids(target: Any, request: GenerationRequest, prompt_ids: list[int]) -
     if len(prompt_ids) >= limit:
         chat = param == "messages"
         message = (
-            f"{'The messages are' if chat else 'The prompt is'} {len(prompt_ids)} tokens long and this model "
-            f"takes {limit} tokens with its answer; {'shorten them or begin a new chat' if chat else 'shorten it'}."
+            f"{'The messages have' if chat else 'The prompt has'} {len(prompt_ids)} tokens, but this model's context "
+            f"has {limit}, including the response; {'shorten them or start a new chat' if chat else 'shorten it'}."
         )
         raise ApiError(400, message, "context_length_exceeded", param)
     for name, ids in (("draft_tokens", request.draft_tokens), (param, prompt_ids)):
@@ -270,7 +270,7 @@ def _config(request: GenerationRequest, available: int, should_stop: Callable[[]
     if acceptance.get("acceptance") == "typical":
         notices.append(LOSSY if request.temperature else EXACT_GREEDY)
     if request.limit() > available:
-        notices.append(f"The answer is cut after {available} tokens, where the model's context is full.")
+        notices.append(f"The response is truncated after {available} tokens, where the model's context is full.")
     return GenerateConfig(
         max_tokens=request.limit(),
         temperature=request.temperature or 0.0,

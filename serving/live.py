@@ -153,7 +153,7 @@ class LiveRuns:
         with self._lock:
             if run.id in self._tickets:
                 return False
-            self.engine.queue.check_room(_queue_client(run))
+            self.engine.queue.check_capacity(_queue_client(run))
             prepare, on_dropped = partial(self._prepare, run), partial(self._dropped, run)
             self._tickets[run.id] = self.engine.prompts.queue.submit(_queue_client(run), prepare, on_dropped)
         return True

@@ -4,7 +4,7 @@ A base model is loaded at its first use together with its target (KV cache and f
 memory budget would be exceeded, the least recently used model is unloaded first. A changed sha256 forces a reload.
 
 A GPU is shared with jobs. A job stores the memory it needs in the GPU's lease; models are loaded into what it and
-other programs leave, and unloaded while it waits for memory (`ModelPool.make_room`).
+other programs leave, and unloaded while it waits for memory (`ModelPool.free_memory`).
 """
 
 import gc
@@ -179,7 +179,7 @@ class ModelPool:
         self._bases.clear()
         _free(self.device)
 
-    def make_room(self) -> None:
+    def free_memory(self) -> None:
         """Unload models, least recently used first, until the GPU has the free memory that a waiting job needs."""
         import torch
 

@@ -75,7 +75,7 @@ class Busy(Exception):
     """The queue is full; `retry_after` is an estimate in seconds."""
 
     def __init__(self, retry_after: int, is_client_limit: bool):
-        reason = "as many of your requests are waiting as allowed" if is_client_limit else "its queue is full"
+        reason = "you have reached the limit of waiting requests" if is_client_limit else "its queue is full"
         super().__init__(f"The device is busy and {reason}; try again in {retry_after} seconds.")
         self.retry_after = retry_after
 
@@ -130,7 +130,7 @@ class DeviceQueue:
         ticket = Ticket(self, client, work, on_dropped)
         with self._ready:
             if not self._closed:
-                self.check_room(client)
+                self.check_capacity(client)
                 self._by_client.setdefault(client, deque()).append(ticket)
                 self._ready.notify()
                 return ticket
@@ -138,7 +138,7 @@ class DeviceQueue:
         on_dropped()
         return ticket
 
-    def check_room(self, client: str) -> None:
+    def check_capacity(self, client: str) -> None:
         """Raises Busy if `client` has too many waiting requests or the queue is full."""
         with self._ready:
             own_waiting, all_waiting = len(self._by_client.get(client, ())), self.waiting

@@ -12,7 +12,7 @@ DISK_SIGNS = (
     "disk quota exceeded",
     "file too large",
     "disk is full",
-    "is full; make room",
+    "is full; free some space",
     "is full; free",
 )
 

@@ -33,10 +33,13 @@ def verdict(loads: Sequence[Mapping[str, Any]]) -> str:
     if not compared:
         return ""
     if slower:
-        return f"Drafting stops paying at {slower} concurrent requests: the whole interval of the speedup is below 1."
+        return (
+            f"Decoding with the draft is slower at {slower} concurrent requests: the whole interval of the speedup is "
+            "below 1."
+        )
     if open_loads:
         return (
             f"No load tried is measurably slower with the draft; at {open_loads} concurrent requests the interval "
             "contains 1."
         )
-    return "Drafting pays at every load tried."
+    return "Decoding with the draft is faster at every load tried."

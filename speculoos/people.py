@@ -27,11 +27,11 @@ def current_user() -> str:
 
 def access_warning(settings: Settings) -> str:
     """A warning if other users of this machine can open the pages without login, else ""."""
-    if settings.asks_login or not (names := other_users()):
+    if settings.requires_login or not (names := other_users()):
         return ""
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     return (
-        f"Other users of this machine ({shown}) can open these pages and do everything you can; "
+        f"Other users of this machine ({shown}) can open these pages with the same permissions as you; "
         "set SPECULOOS_LOGIN=token to require a login link."
     )
 

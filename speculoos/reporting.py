@@ -66,7 +66,7 @@ class ConsoleReporter(SilentReporter):
 def check_stop(reporter: Reporter) -> None:
     """Raise Cancelled if the user asked to stop. Call it when all finished work is saved."""
     if reporter.stop_requested():
-        raise Cancelled("Stopped at your request; what was finished is kept.")
+        raise Cancelled("Stopped at your request; finished work is kept.")
 
 
 _current_reporter: ContextVar[Reporter | None] = ContextVar("current_reporter", default=None)

@@ -224,7 +224,7 @@ class Settings:
         return self.host in LOOPBACK
 
     @property
-    def asks_login(self) -> bool:
+    def requires_login(self) -> bool:
         return bool(self.password) or self.login == "token"
 
     @property

@@ -85,7 +85,7 @@ def remove_files(paths: Sequence[Path | stored.RemoteFiles]) -> int:
 DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
     Base: [
         (Checkpoint, Checkpoint.base_id, "the draft “{name}”"),
-        (Dataset, Dataset.base_id, "the dataset “{name}” (its answers)"),
+        (Dataset, Dataset.base_id, "the dataset “{name}” (its responses)"),
         (Evaluation, Evaluation.base_id, "the evaluation “{name}”"),
     ],
     Dataset: [

@@ -184,7 +184,7 @@ def remove(session: Session, chat_id: str) -> None:
     query = select(Run.id, Run.state).where(or_(Run.id.in_(turns), Run.group_id.in_(turns)))
     states = dict(session.execute(query).all())
     if any(state not in runs.ENDED for state in states.values()):
-        raise Conflict("An answer of this chat is still being generated; stop it first.")
+        raise Conflict("A response of this chat is still being generated; stop it first.")
     ids = list(states)
     session.execute(delete(RunStep).where(RunStep.run_id.in_(ids)))
     session.execute(delete(Run).where(Run.id.in_(ids)))

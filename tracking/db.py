@@ -238,7 +238,7 @@ def _message(settings: Settings, error: DBAPIError, is_full: bool) -> str:
     if "no such table" in reason or (isinstance(error, ProgrammingError) and "does not exist" in reason):
         return f"The database {where} is not migrated ({reason}); run `speculoos up`, which does it."
     if is_full:
-        return f"The disk that holds the database {where} is full; make room there."
+        return f"The disk that holds the database {where} is full; free some space."
     if isinstance(error, OperationalError):
         advice = "check DATABASE_URL or SPECULOOS_HOME, the server, and that the disk can be written to"
         return f"The database {where} cannot be used now ({reason}); {advice}."

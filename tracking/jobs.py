@@ -76,7 +76,7 @@ def find(session: Session, reference: str) -> Job:
         if len(matches) == 1:
             return matches[0]
         if matches:
-            raise BadInput(f"Several jobs begin with {reference!r}; give more characters of the id.")
+            raise BadInput(f"Several jobs begin with {reference!r}; enter more characters of the id.")
     by_name = select(Job).where(Job.name == reference).order_by(Job.created_at.desc()).limit(1)
     if job := session.scalar(by_name):
         return job
@@ -151,7 +151,7 @@ def interrupt(
     stopped = and_(owned, Job.cancel_requested, or_(Job.shards == 0, last_attempt))
     if _finish(session, job_id, stopped, JobState.CANCELLED, "cancelled", STOPPED_MESSAGE):
         return JobState.CANCELLED
-    error = f"Given up after {ATTEMPTS} attempts in a row that got no further; the last one: {reason}"
+    error = f"Failed after {ATTEMPTS} consecutive attempts without progress; the last one: {reason}"
     if uses_attempt and _finish(session, job_id, last_attempt, JobState.FAILED, "crashed", error, hint or RETRY_HINT):
         return JobState.FAILED
     values = {"lease_until": None, "eta_seconds": None, "progress_note": reason, "published_at": None}
@@ -235,7 +235,7 @@ def mark_published(session: Session, job_id: str) -> None:
 
 
 STOPPED_MESSAGE = "Stopped at your request."
-RETRY_HINT = "The job's log shows the last lines of each attempt; retry goes on from the last checkpoint."
+RETRY_HINT = "The job's log shows the last lines of each attempt; a retry resumes from the last checkpoint."
 
 
 def _finish(

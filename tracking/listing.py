@@ -96,7 +96,7 @@ class Queues:
             first = (running or self._waiting[job.queue])[0]
             more = f" and {ahead - 1} more {'job' if ahead == 2 else 'jobs'}" if ahead > 1 else ""
             return f"Waits for “{first.name}” ({_progress(first)}){more}."
-        return "Goes on in a moment." if job.state == JobState.INTERRUPTED else "Starts in a moment."
+        return "Continues in a moment." if job.state == JobState.INTERRUPTED else "Starts in a moment."
 
 
 def percent(job: Any) -> int | None:

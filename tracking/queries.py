@@ -37,7 +37,7 @@ def find_checkpoint(session: Session, reference: str, base_id: str = "") -> Chec
     query = select(Checkpoint).where(Checkpoint.name == name)
     rows = list(session.scalars(query.where(Checkpoint.base_id == base_id) if base_id else query))
     if len(rows) > 1:
-        raise BadInput(f"Several models have a draft {name!r}; say which one as MODEL@{name}.")
+        raise BadInput(f"Several models have a draft {name!r}; specify one as MODEL@{name}.")
     if not rows:
         raise _missing(session, Checkpoint, reference)
     return rows[0]
@@ -88,7 +88,7 @@ def must_be_ready(row: Base | Dataset | Checkpoint) -> None:
     if row.state == "failed":
         raise Conflict(f"The {noun} {row.name!r} was not finished; retry the job that makes it, or choose another.")
     if row.state != "ready":
-        raise Conflict(f"The {noun} {row.name!r} is still being made; wait for its job.")
+        raise Conflict(f"The {noun} {row.name!r} is still being created; wait for its job.")
 
 
 def listed(table: type[Row], *conditions: ColumnElement[bool], ready_only: bool = False) -> Select[Any]:

@@ -21,7 +21,7 @@ from speculoos.reporting import Reporter
 from training.tokenizing import tokenize_dataset
 
 COUNTED_TOGETHER = 512  # conversations per call of bincount, which fills a table of the vocabulary's size each time
-HINT = "generate the data with this base, or train the base the data was made with."
+HINT = "generate the data with this base model, or train a draft for the base model that generated the data."
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,14 +160,14 @@ def make_conversation(
 ) -> TokenizedConversation | None:
     """A row as a conversation truncated to `max_length`, counted in `stats`; None when no token is in the loss."""
     if bool(mask.all()):
-        stats.dropped["every token counts, so there is no prompt"] += 1
+        stats.dropped["all tokens are in the loss, so there is no prompt"] += 1
         return None
     if len(ids) > max_length:
         stats.truncated += 1
         stats.truncated_tokens += len(ids) - max_length
         ids, mask = ids[:max_length], mask[:max_length]
     if not (counted := int(mask.sum())):
-        stats.dropped["no token of an answer counts"] += 1
+        stats.dropped["no response token is in the loss"] += 1
         return None
     stats.conversations += 1
     stats.tokens += len(ids)
@@ -182,8 +182,10 @@ def choose_vocabulary(
     """Ascending token ids, int64 [size], and a sentence on their coverage. Ends of turn are always included."""
     vocab_size = base.vocab_size
     if config.draft_vocab_size > vocab_size:
-        limit = f"this base has {vocab_size} tokens"
-        raise BadInput(f"draft_vocab_size: {limit}, got {config.draft_vocab_size}; give {vocab_size} or less.")
+        raise BadInput(
+            f"draft_vocab_size: expected at most {vocab_size}, the tokens of this base model, got "
+            f"{config.draft_vocab_size}."
+        )
     counts = torch.zeros(vocab_size, dtype=torch.int64)  # how often each token counts in the loss
     for first in range(0, len(conversations), COUNTED_TOGETHER):
         answer_tokens = [c.token_ids[c.mask] for c in conversations[first : first + COUNTED_TOGETHER]]

@@ -307,7 +307,7 @@ class Trainer:
         stop = self._all_reduce_sum(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
         if stop:
             self._save_resume_point()
-            raise Cancelled(f"Stopped at your request after step {self.step}; a resumed run goes on from there.")
+            raise Cancelled(f"Stopped at your request after step {self.step}; a resumed run continues from there.")
 
     def _finish(self) -> TrainResult:
         evaluated = self._evaluate(last=True) is not None

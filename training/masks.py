@@ -125,7 +125,7 @@ def _messages(row: Mapping[str, Any]) -> list[Message]:
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise BadInput("no messages")
     if not any(m.get("role") == "assistant" and any(m.get(key) for key in ANSWER_FIELDS) for m in messages):
-        raise BadInput("no answer to learn from")
+        raise BadInput("no response to train on")
     return [
         {"role": str(m.get("role")), "content": str(m.get("content") or "")} | {k: m[k] for k in OPTIONAL if m.get(k)}
         for m in messages

@@ -131,12 +131,12 @@ def tokenize_chunk(chunk: ShardChunk, tokenizer: Any, eos_ids: Iterable[int], fi
         try:
             row = json.loads(line)
             if not isinstance(row, dict):
-                raise ValueError("no object")
+                raise ValueError("not a JSON object")
         except ValueError as error:
             with open(chunk.shard, "rb") as handle:
                 line_number = handle.read(offset).count(b"\n") + 1
             raise BadInput(
-                f"{chunk.shard} line {line_number}: broken JSON ({error}); generate or import the dataset again."
+                f"{chunk.shard} line {line_number}: invalid JSON ({error}); generate or import the dataset again."
             ) from None
         try:
             masked = mask_conversation(row, tokenizer, eos)

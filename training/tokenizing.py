@@ -134,7 +134,7 @@ def _tokenize_parallel(
             check_stop(reporter)
             done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
             result.tokens += sum(future.result() for future in done)
-            text = f"Tokenizing: {len(missing) - len(pending)} of {len(missing)} pieces"
+            text = f"Tokenizing: {len(missing) - len(pending)} of {len(missing)} chunks"
             reporter.progress(0, None, "", text)
 
 

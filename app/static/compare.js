@@ -40,7 +40,7 @@ class Column extends LiveRun {
   // The sources of the figures of a server's response.
   sources(run) {
     if (!trace.isServer(run) || !run.summary.ms_prefill) return [];
-    return [t("first token after {ms} ms; measured here", { ms: number(run.summary.ms_prefill, 0) }), `τ: ${trace.publishedBy(run)}`];
+    return [t("first token after {ms} ms, as measured by the workbench", { ms: number(run.summary.ms_prefill, 0) }), `τ: ${trace.publishedBy(run)}`];
   }
 
   showState(state) {

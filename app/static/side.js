@@ -69,7 +69,7 @@ export class Side {
   // Figures of a server's response, with their sources.
   showServer(run, now) {
     const { speed, tau } = this.tiles;
-    if (now.prefillMs) speed.note.textContent = t("first token after {ms} ms; measured here", { ms: number(now.prefillMs, 0) });
+    if (now.prefillMs) speed.note.textContent = t("first token after {ms} ms, as measured by the workbench", { ms: number(now.prefillMs, 0) });
     tau.value.textContent = number(now.tau);
     tau.note.textContent = run.state === "SUCCEEDED" ? trace.publishedBy(run) : run.ended ? "" : t("published at the end of the response");
     if (!now.acceptance.length) this.bars.replaceChildren(el("p", { class: "sp-hint" }, run.ended ? t("not published by the server") : "–"));

@@ -87,7 +87,7 @@ export function detail(record) {
     node.append(el("p", {}, t("Accepted {n} of up to {most} tokens ({drafted} candidates)", { n: record.accepted.length, most: Math.max(...draft.depths), drafted })));
   }
   if (served?.drafted) {
-    node.append(el("p", {}, t("Accepted {accepted} of {drafted} drafted tokens. The server does not say which tokens it rejected.", served)));
+    node.append(el("p", {}, t("Accepted {accepted} of {drafted} drafted tokens. The server does not report which tokens were rejected.", served)));
   }
   for (const { origin, text } of record.tokens.filter((token) => !["draft", "unknown"].includes(token.origin))) {
     node.append(el("p", {}, origin === "plain" ? t("Plain token:") : t("The base model's own token:"), " ", el("code", {}, visible(text))));

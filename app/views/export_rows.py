@@ -159,7 +159,7 @@ def _compared(name: str, method: str, compared: Mapping[str, Mapping[str, Any]])
     html = ""
     for engine, proof in compared.items():
         if engine in ENGINES and ENGINES[engine].reads(name, method) and proof.get("agrees") is not None:
-            label = N_("drafts in {server} as here") if proof["agrees"] else N_("drafts differently in {server}")
+            label = N_("same acceptance in {server}") if proof["agrees"] else N_("different acceptance in {server}")
             html += badge(t(label, server=proof["server"]), tone(proof))
     return html
 

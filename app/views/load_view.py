@@ -46,7 +46,9 @@ def verdict(loads: Sequence[Mapping[str, Any]]) -> str:
         return ""
     if slower := stops_paying_at(loads):
         sentence = t(
-            "Drafting stops paying at {n} concurrent requests: the whole interval of the speedup is below 1.", n=slower
+            "Decoding with the draft is slower at {n} concurrent requests: the whole interval of the speedup is below "
+            "1.",
+            n=slower,
         )
         return notice(sentence, "warn")
     if unclear := undecided(loads):
@@ -57,7 +59,7 @@ def verdict(loads: Sequence[Mapping[str, Any]]) -> str:
                 loads=", ".join(map(str, unclear)),
             )
         )
-    return notice(t("Drafting pays at every load tried."), "good")
+    return notice(t("Decoding with the draft is faster at every load tried."), "good")
 
 
 def loads_table(loads: Sequence[Mapping[str, Any]]) -> str:

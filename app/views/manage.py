@@ -62,7 +62,7 @@ class Manage:
         return notice(question(self.settings, self.table, self.noun, row_id), "warn"), gr.Column(visible=True)
 
     def _save(self, row_id: str, name: str, note: str) -> str:
-        return outcome_notice(lambda: save(self.settings, self.table, row_id, name, note))
+        return outcome_notice(lambda: save(self.settings, self.table, self.noun, row_id, name, note))
 
     @show_errors(gr.skip(), gr.Column(visible=False))
     def _delete(self, row_id: str) -> tuple[str, str, Any]:
@@ -120,9 +120,9 @@ def question(settings: Settings, table: type[Table], noun: str, row_id: str) -> 
     return t("Deleting this {word} cannot be undone, and these depend on it: {rows}.", **values)
 
 
-def save(settings: Settings, table: type[Table], row_id: str, name: str, note: str) -> str:
+def save(settings: Settings, table: type[Table], noun: str, row_id: str, name: str, note: str) -> str:
     with writing(settings) as session:
-        record = row(session, table, "thing", row_id)
+        record = row(session, table, noun, row_id)
         if name.strip() != record.name:  # generated names may be invalid as user input
             changes.rename(session, record, name)
         changes.set_note(session, record, note)

@@ -12,7 +12,7 @@ from tracking.evaluations import finite_number
 
 HOW = N_(
     "The same questions, greedily: rates are shares of all verifications, and a difference within the tolerance is "
-    "noise. Speeds here and there come from different engines and are no verdict."
+    "noise. Speeds are from different engines and cannot be compared directly."
 )
 
 
@@ -21,7 +21,7 @@ def proof_view(result: Mapping[str, Any]) -> str:
     proof = result.get("proof")
     if not isinstance(proof, Mapping):
         return ""
-    columns = [t("Figure"), t("Here"), safe(str(proof.get("server") or "")), t("Tolerance")]
+    columns = [t("Figure"), t("This engine"), safe(str(proof.get("server") or "")), t("Tolerance")]
     rows = [
         [
             safe(t("Accepted at position {n}", n=each.get("position"))),
@@ -37,7 +37,7 @@ def proof_view(result: Mapping[str, Any]) -> str:
         rows.append([safe(label), *_pair(values, 1), ""])
     same = proof.get("identical_to_plain") or {}
     rows.append([t("Same output"), *(safe(yes_or_no(same.get(where))) for where in ("here", "there")), ""])
-    html = table(columns, rows, t("Here and in the server"), named=columns[1:])
+    html = table(columns, rows, t("This engine and the server"), named=columns[1:])
     hint = tag("p", safe(t(HOW)), class_="sp-hint")
     return notice(str(proof.get("verdict") or ""), tone(proof)) + html + hint
 

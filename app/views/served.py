@@ -44,7 +44,7 @@ def servers_table(session: Session, settings: Settings) -> str:
 def _row(session: Session, job: Job, running: Mapping[str, Any]) -> list[str]:
     request = Serve.from_row(job.request)
     name = tag("a", safe(running.get("name") or job.name.partition(" ")[2]), href=f"{PAGES['jobs']}?id={job.id}")
-    version = f"{request.its_engine.title} {running.get('version', '')}".strip()
+    version = f"{request.server_engine.title} {running.get('version', '')}".strip()
     state = badge(t("Ready"), "good") if running and not job.cancel_requested else state_badge(job)
     address = safe(running["endpoint"]["url"]) if running else row_note(progress_text(job) or job.error or "–")
     stop = row_button("stop", job.id, t("Stop")) if job.state in ACTIVE and not job.cancel_requested else ""

@@ -45,7 +45,7 @@ def build_access(settings: Settings) -> None:
         return access_notice(settings, visitor_of(request))
 
     on_load(opened, state)
-    if settings.asks_login:
+    if settings.requires_login:
         _build_name(Sessions(settings))
 
 
@@ -53,7 +53,7 @@ def access_notice(settings: Settings, visitor: Visitor | None) -> str:
     """How people log in, or a warning that access is not protected."""
     if warning := access_warning(settings):
         return notice(warning, "warn")
-    if settings.asks_login:
+    if settings.requires_login:
         day = f"{visitor.ends_at:%Y-%m-%d}" if visitor else ""
         until = t("Your login is valid until {day}, or until you log out.", day=day) if visitor else ""
         by_link = t("Open to everyone with a link of `speculoos login-link`.")

@@ -40,7 +40,8 @@ class ChartStyle:
     """Style of a chart. `order`: series names in the order of colors, for charts that lack some series; `near`: the
     pointer shows each line's closest value, for lines with different steps; `up`: label of the values' axis; `best`
     (`max` or `min`): mark and label the highest or lowest point of each line instead of the last; `legend`: False if
-    one `legend` names the lines of several charts; `dots`: points without a line, for values that are no course."""
+    one `legend` names the lines of several charts; `dots`: points without a line, for values that do not form a
+    curve."""
 
     order: Sequence[str] = ()
     near: bool = False

@@ -182,12 +182,12 @@ def list_data(as_json: Json = False) -> None:
     with reading(settings) as session:
         datasets = [describe(settings, row.id) for row in queries.datasets(session)]
     rows = [(d["name"], d["kind"], d["state"], d["rows"], d["bad_rows"]) for d in datasets]
-    finish(datasets, as_json, table(rows, ("name", "kind", "state", "rows", "bad rows")))
+    finish(datasets, as_json, table(rows, ("name", "kind", "state", "rows", "skipped rows")))
 
 
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
-    """One dataset: counts, bad rows, and the first conversation."""
+    """One dataset: counts, skipped rows, and the first conversation."""
     result = describe(open_home(), reference)
     finish(result, as_json, _summary(result))
 
@@ -244,9 +244,11 @@ def describe(settings, reference: str) -> dict:
 
 
 def _summary(result: dict) -> str:
-    lines = [f"{result['name']}: {result['rows_read']} rows read, {result['rows']} good, {result['bad_rows']} bad"]
+    lines = [
+        f"{result['name']}: {result['rows_read']} rows read, {result['rows']} imported, {result['bad_rows']} skipped"
+    ]
     if "answer_tokens" in result:
-        lines.append(f"  {result['answer_tokens']:,} response tokens, {result['cut_answers']} responses cut by a limit")
+        lines.append(f"  {result['answer_tokens']:,} response tokens, {result['cut_answers']} truncated responses")
     lines += [f"  line {row['line']}: {row['reason']}" for row in (result.get("bad") or [])[:SHOWN_BAD]]
     if result["bad_rows"] > SHOWN_BAD:
         lines.append(f"  … and {result['bad_rows'] - SHOWN_BAD} more")

@@ -126,7 +126,7 @@ def _proof_text(proof: dict[str, Any]) -> str:
     for name, label in (("tokens_per_second", "tokens/s"), ("plain_tokens_per_second", "tokens/s without draft")):
         rows.append((label, *(proof["tokens_per_second"][where][name] for where in ("here", "there"))))
     rows.append(("texts as without draft", *(proof["identical_to_plain"][where] for where in ("here", "there"))))
-    return f"{table(rows, ('', 'here', proof['server']))}\n{proof['verdict']}"
+    return f"{table(rows, ('', 'this engine', proof['server']))}\n{proof['verdict']}"
 
 
 @app.command()

@@ -41,9 +41,9 @@ def doctor(as_json: Json = False) -> int:
 def login_link(as_json: Json = False) -> None:
     """Print a link that logs one browser in; it works once, within a day."""
     settings = load()
-    link = create_login_link(settings, settings.url) if settings.asks_login else settings.url
-    finish({"url": link, "once": settings.asks_login}, as_json, link)
-    if not settings.asks_login:
+    link = create_login_link(settings, settings.url) if settings.requires_login else settings.url
+    finish({"url": link, "once": settings.requires_login}, as_json, link)
+    if not settings.requires_login:
         say("These pages require no login; set SPECULOOS_LOGIN=token to require one.")
 
 

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m cli.launch.first_start FOLDER | --ping URL", file=sys.stderr)
         return 2
     names = make_secrets(Path(arguments[0]))
-    print(f"made {', '.join(names)}" if names else "all secrets are there")
+    print(f"created {', '.join(names)}" if names else "all secrets exist")
     return 0
 
 

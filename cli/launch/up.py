@@ -37,7 +37,7 @@ def up(settings: Settings) -> int:
         if not disk_full(error):
             raise
         path = error.filename or settings.home
-        raise Unavailable(f"The disk that holds {path} is full; make room there and start again.") from None
+        raise Unavailable(f"The disk that holds {path} is full; free some space and start again.") from None
 
 
 def _run(settings: Settings) -> int:

@@ -108,9 +108,9 @@ def _note_other_base(source: DraftSource, conversion: Conversion) -> None:
 def _card_source(source: DraftSource, report: dict[str, Any]) -> dict[str, Any]:
     named = named_base_of(source.config)
     return {
-        "came from": report["origin"],
+        "origin": report["origin"],
         "format": report["title"],
-        "made for": named if isinstance(named, str) else "",
+        "base model": named if isinstance(named, str) else "",
         "licence": report["licence"] or "not stated",
         "notices": " ".join(report["notices"]),
     }

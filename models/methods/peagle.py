@@ -14,7 +14,7 @@ class PEagleSettings(DraftVocabularyConfig):
         0.7, "Share of the positions of one depth that are trained at the next.", 0, 1, label="Share kept per depth"
     )
     down_sample_ratio_min: float = setting(
-        0.2, "Least share of the positions trained at any depth.", 0, 1, label="Least share kept"
+        0.2, "Minimum share of the positions trained at any depth.", 0, 1, label="Minimum share kept"
     )
     mask_token_id: int | None = MASK_TOKEN_ID
     aux_layers: tuple[int, ...] = AUX_LAYERS

@@ -42,7 +42,7 @@ def read_recipe(name: str) -> Recipe:
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(p.stem for p in sorted(FOLDER.glob("*.yaml")))
-        raise NotFound(f"No recipe {name!r}; known are {known}, or give the path of a YAML file.")
+        raise NotFound(f"No recipe {name!r}; known are {known}, or use the path of a YAML file.")
     return _read(path, path.stat().st_mtime_ns)
 
 

@@ -330,7 +330,7 @@ def test_links_open_a_page_behind_a_password_too_but_no_link_is_a_password(clien
 
 
 def test_the_way_of_logging_in_is_open_or_token(home: Settings) -> None:
-    assert not load({}).asks_login
-    assert load({"SPECULOOS_LOGIN": "token"}).asks_login
+    assert not load({}).requires_login
+    assert load({"SPECULOOS_LOGIN": "token"}).requires_login
     with pytest.raises(BadInput, match="SPECULOOS_LOGIN"):
         load({"SPECULOOS_LOGIN": "tokens"})

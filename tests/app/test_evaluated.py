@@ -206,7 +206,7 @@ def test_loads_are_a_chart_a_table_and_a_verdict(home):
     row.result = {**RESULT, "loads": LOADS}
     with reading(home) as session:
         html = evaluation_view.report(session, row)
-    assert "Drafting stops paying at 16 concurrent requests" in html
+    assert "Decoding with the draft is slower at 16 concurrent requests" in html
     assert "Throughput by load" in html and "with the draft" in html and "without a draft" in html
     assert (
         "2.00 ×" in html
@@ -216,7 +216,7 @@ def test_loads_are_a_chart_a_table_and_a_verdict(home):
         and "12.5 ms" in html
     )
     assert "3 failed" in html
-    assert "Drafting pays at every load tried." in loads_view({"loads": LOADS[:1]})
+    assert "Decoding with the draft is faster at every load tried." in loads_view({"loads": LOADS[:1]})
     unclear = {**LOADS[1], "speedup_interval": [0.9, 1.1]}
     assert "at 16 concurrent requests the interval contains 1" in loads_view({"loads": [LOADS[0], unclear]})
     alone = {**LOADS[0], "plain": None, "speedup": None, "speedup_interval": None}

@@ -88,8 +88,8 @@ def test_names_of_experiments_are_unique(home: Settings) -> None:
             experiments.create(session, " ")
         other = experiments.create(session, "data")
     with pytest.raises(Conflict, match="experiment named 'rates'"):
-        save(home, Experiment, other.id, "rates", "")
-    assert save(home, Experiment, other.id, "amounts", "how much") == "Saved."
+        save(home, Experiment, "experiment", other.id, "rates", "")
+    assert save(home, Experiment, "experiment", other.id, "amounts", "how much") == "Saved."
 
 
 def test_jobs_are_added_by_name_and_taken_out_with_what_they_made(filled: Settings) -> None:
@@ -210,7 +210,7 @@ def test_signatures_follow_the_rows(filled: Settings) -> None:
 
     before = signatures()
     assert signatures() == before
-    save(filled, Experiment, "exp", FORMULA, "another note")
+    save(filled, Experiment, "experiment", "exp", FORMULA, "another note")
     noted = signatures()
     assert noted[0] != before[0] and noted[1] != before[1]
     page.remove(filled, "job-1")

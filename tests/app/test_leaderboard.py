@@ -245,7 +245,7 @@ def test_an_evaluation_is_shown_beside_that_of_the_server(filled: Settings) -> N
 
 
 def test_an_evaluation_is_noted_renamed_and_deleted(filled: Settings) -> None:
-    assert save(filled, Evaluation, "a", "my figure", "why") == "Saved."
+    assert save(filled, Evaluation, "evaluation", "a", "my figure", "why") == "Saved."
     with db.reading(filled) as session:
         assert "why" in evaluation_view.view(session, session.get_one(Evaluation, "a"))
         before = evaluations.EVALUATIONS.now(session, "")

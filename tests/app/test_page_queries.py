@@ -235,19 +235,19 @@ def test_an_active_job_is_not_deleted(filled):
 
 
 def test_saving_renames_and_notes_and_refuses_a_taken_name(filled):
-    assert save(filled, Dataset, "answers", " better ", " a note ") == "Saved."
+    assert save(filled, Dataset, "dataset", "answers", " better ", " a note ") == "Saved."
     with reading(filled) as session:
         assert (session.get(Dataset, "answers").name, session.get(Dataset, "answers").note) == ("better", "a note")
     with pytest.raises(Conflict, match="already"):
-        save(filled, Dataset, "answers", f"p {HOSTILE}", "")
+        save(filled, Dataset, "dataset", "answers", f"p {HOSTILE}", "")
     with pytest.raises(BadInput, match="cannot be empty"):
-        save(filled, Dataset, "answers", " ", "")
+        save(filled, Dataset, "dataset", "answers", " ", "")
 
 
 def test_a_job_with_a_generated_name_can_get_a_note(filled):
     with writing(filled) as session:
         session.get(Job, "failed").name = "Evaluate tiny@heads"
-    assert save(filled, Job, "failed", "Evaluate tiny@heads", "why?") == "Saved."
+    assert save(filled, Job, "job", "failed", "Evaluate tiny@heads", "why?") == "Saved."
     with reading(filled) as session:
         assert (session.get(Job, "failed").name, session.get(Job, "failed").note) == ("Evaluate tiny@heads", "why?")
 

@@ -130,7 +130,7 @@ def test_a_draft_is_compared_with_the_server_from_its_page(page: Page, bench: Wo
     assert row_id(page)
     job_is(page, "SUCCEEDED")
     report = page.locator("#job-report")
-    expect(report).to_contain_text("It drafts in llama.cpp")
+    expect(report).to_contain_text("Acceptance in llama.cpp matches")
     expect(report).to_contain_text("Accepted at position 1")
     page.goto(f"{bench.url}/models/drafts?id={draft}")
     expect(page.locator("#checkpoint-exports")).to_contain_text("drafts in llama.cpp")

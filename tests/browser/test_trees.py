@@ -81,7 +81,7 @@ def test_typical_acceptance_is_called_lossy_wherever_it_shows(page: Page, workbe
     expect(page.locator('[data-finished="yes"]')).to_have_count(1)
     lossy = page.locator(".sp-column").nth(1)
     expect(lossy.locator("h2")).to_contain_text("typical acceptance (lossy)")
-    expect(lossy).to_contain_text("Typical acceptance is lossy: the model alone might have answered otherwise.")
+    expect(lossy).to_contain_text("Typical acceptance is lossy: the response may differ from plain decoding.")
     expect(page.locator(".sp-column").first.locator("h2")).to_have_text("tiny")
 
 

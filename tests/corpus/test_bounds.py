@@ -154,13 +154,13 @@ def test_an_array_on_one_line_keeps_every_record(tmp_path: Path) -> None:
 )
 def test_packed_files_are_never_unpacked_here(tmp_path: Path, start: bytes, kind: str) -> None:
     (tmp_path / "x.jsonl").write_bytes(start + b"0" * 100)
-    with pytest.raises(BadInput, match=rf"is packed \({kind}\); unpack it"):
+    with pytest.raises(BadInput, match=rf"is compressed \({kind}\); decompress it"):
         list(read_prompts(tmp_path / "x.jsonl"))
 
 
 def test_what_unpacks_to_a_hundred_times_its_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corpus.importing.MAX_UNPACKED_BYTES", 10 * MIB)
     pq.write_table(pa.table({"prompt": repeated("x" * (MAX_ROW_BYTES // 2), 100)}), tmp_path / "x.parquet")
-    with pytest.raises(BadInput, match=r"x\.parquet: unpacks to more than \d+ MiB; give a smaller part"):
+    with pytest.raises(BadInput, match=r"x\.parquet: unpacks to more than \d+ MiB; import a smaller part"):
         import_prompts(tmp_path / "x.parquet", tmp_path / "out", SilentReporter())
     assert not (tmp_path / "out").exists()

@@ -115,5 +115,5 @@ def test_the_command_and_the_page_give_the_same_file(
         data.state = "pending"
         assert "/api/datasets" not in next_step(data)
     assert main(["data", "export", data_id]) == 1
-    assert "is still being made" in capsys.readouterr().err
+    assert "is still being created" in capsys.readouterr().err
     assert client.get(f"/api/datasets/{data_id}/messages").status_code == 400

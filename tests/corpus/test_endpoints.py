@@ -80,7 +80,10 @@ def test_a_server_that_fails_is_left_out_longer_each_time_and_comes_back_with_on
     assert not first.can_accept(clock.at), "one request finds out, the others do not wait for it"
     pool._release(first)
     assert first.can_accept(clock.at) and first.failures == 0
-    assert messages == ["pair 1 does not answer (no connection); the others go on without it.", "pair 1 answers again."]
+    assert messages == [
+        "pair 1 does not respond (no connection); the others get its requests.",
+        "pair 1 responds again.",
+    ]
 
 
 def test_when_no_server_answers_for_long_the_work_is_given_up(clock: Clock) -> None:
@@ -168,8 +171,8 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_answer(
     answers = sorted(row["messages"][-1]["content"] for row in read_rows(tmp_path / "out"))
     assert answers == sorted(f"you said: {text}" for text in texts)
     assert (report["rows"], report["failed"], report["tokens"]) == (300, [], 900) and report["retries"] > 0
-    assert any("pair 1 does not answer" in line for line in reporter.lines)
-    assert "pair 1 answers again." in reporter.lines
+    assert any("pair 1 does not respond" in line for line in reporter.lines)
+    assert "pair 1 responds again." in reporter.lines
     answered = json.load(urllib.request.urlopen(urls[0]))["answers"]
     assert answered > 20, "the server that came back has its share again"
 

@@ -95,7 +95,7 @@ def test_a_row_without_a_usable_prompt_says_why(tmp_path: Path, reason: str) -> 
 
 
 def test_broken_lines_are_reported_and_the_rest_is_imported(tmp_path: Path) -> None:
-    """A broken JSON line, a row without prompts, a wrong encoding, too deep, too long; a blank line is no row."""
+    """An invalid JSON line, a row without prompts, a wrong encoding, too deep, too long; a blank line is no row."""
     lines = [b'{"prompt": "one"}', b'{"prompt": "tw', b'{"answer": "no"}', b'{"prompt": "caf\xe9"}', b""]
     deep, long = b"[" * 200_000, b'{"prompt": "' + b"x" * MAX_ROW_BYTES + b'"}'
     lines += [deep, long, '{"prompt": "drei \U0001f600"}'.encode()]
@@ -105,7 +105,7 @@ def test_broken_lines_are_reported_and_the_rest_is_imported(tmp_path: Path) -> N
     reasons = {b["line"]: b["reason"] for b in report["bad"]}
     assert sorted(reasons) == [2, 3, 4, 6, 7]
     for line, start in (
-        (2, "broken JSON"),
+        (2, "invalid JSON"),
         (3, "no prompt"),
         (4, "wrong encoding: byte 16"),
         (6, "nested"),
@@ -172,7 +172,7 @@ def test_csv_cells_may_hold_json(tmp_path: Path) -> None:
     cell = json.dumps(HI).replace('"', '""')
     (tmp_path / "x.csv").write_text(f'messages\n"{cell}"\n[broken\n')
     good, bad = rows_of(tmp_path / "x.csv")
-    assert good.messages == HI and "broken JSON in this cell" in bad.reason
+    assert good.messages == HI and "invalid JSON in this cell" in bad.reason
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_csv_cells_may_hold_json(tmp_path: Path) -> None:
         ("x.jsonl", "hi".encode("utf-16"), "UTF-16"),
         ("x.bin", b"\x89PNG\r\n", "unknown file format"),
         ("x.parquet", b"PAR1 and then nothing", "broken parquet"),
-        ("x.json", b'{\n"prompt": ', "broken JSON"),
+        ("x.json", b'{\n"prompt": ', "invalid JSON"),
         ("x.csv", b'"pro"mpt,x\nhello,1\n', "broken CSV: .*, in the header"),
     ],
 )

@@ -27,7 +27,8 @@ def test_nearly_equal_rates_agree():
         [0.4194, 0.1875, 0.1089], abs=1e-4
     )
     assert comparison["verdict"] == (
-        "It drafts in vLLM 0.32.0 as here: τ 1.72 there, 1.72 here; texts equal those without the draft."
+        "Acceptance in vLLM 0.32.0 matches this engine: τ 1.72 in the server, 1.72 in this engine; texts equal those "
+        "without the draft."
     )
 
 
@@ -36,14 +37,14 @@ def test_layers_off_by_one_are_found():
     assert comparison["agrees"] is False
     assert [position["agrees"] for position in comparison["positions"]] == [False, False]
     assert comparison["verdict"].startswith(
-        "It drafts differently in vLLM 0.32.0: τ 1.11 there, 1.61 here. Likely causes:"
+        "Acceptance in vLLM 0.32.0 differs from this engine: τ 1.11 in the server, 1.61 in this engine. Likely causes:"
     )
 
 
 def test_a_server_that_accepts_nothing_does_not_draft():
     comparison = agreement(result([0.42], 1.42), result([0.0], 1.0), "SGLang 0.5")
     assert comparison["agrees"] is False
-    assert comparison["verdict"].startswith("It does not draft in SGLang 0.5")
+    assert comparison["verdict"].startswith("SGLang 0.5")
 
 
 def test_few_steps_have_a_wide_tolerance():
@@ -59,14 +60,17 @@ def test_totals_alone_are_compared_by_their_intervals():
     same = result([], 1.8, interval=[1.7, 1.95], identical=None)
     other = result([], 1.2, interval=[1.1, 1.3])
     assert agreement(here, same, "llama.cpp")["agrees"] is True
-    assert agreement(here, same, "llama.cpp")["verdict"] == "It drafts in llama.cpp as here: τ 1.80 there, 1.72 here."
+    assert (
+        agreement(here, same, "llama.cpp")["verdict"]
+        == "Acceptance in llama.cpp matches this engine: τ 1.80 in the server, 1.72 in this engine."
+    )
     assert agreement(here, other, "llama.cpp")["agrees"] is False
 
 
 def test_a_server_without_figures_gives_no_verdict():
     comparison = agreement(result([0.42], 1.72), result([], None), "x")
     assert comparison["agrees"] is None
-    assert "not known whether it drafts as here" in comparison["verdict"]
+    assert "so it cannot be compared" in comparison["verdict"]
 
 
 def test_chain():

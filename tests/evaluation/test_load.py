@@ -175,9 +175,9 @@ def test_there_is_no_verdict_on_loads_that_were_not_tried() -> None:
     assert stops_paying_at(loads_of([1.2, 1.3], [0.9, 1.1], [0.5, 0.9])) == 16
     assert stops_paying_at(loads_of([1.2, 1.3], [0.9, 1.1], None)) is None
     assert undecided(loads_of([1.2, 1.3], [0.9, 1.1], None)) == [4]
-    assert verdict(loads_of([1.2, 1.3], [1.01, 1.1])) == "Drafting pays at every load tried."
+    assert verdict(loads_of([1.2, 1.3], [1.01, 1.1])) == "Decoding with the draft is faster at every load tried."
     assert "at 4 concurrent requests the interval contains 1" in verdict(loads_of([1.2, 1.3], [0.9, 1.1]))
-    assert verdict(loads_of([0.5, 0.9])).startswith("Drafting stops paying at 1 concurrent")
+    assert verdict(loads_of([0.5, 0.9])).startswith("Decoding with the draft is slower at 1 concurrent")
     assert [requests_at(load, 20) for load in (1, 4, 16)] == [20, 20, 64] and requests_at(1, 3) == 4
 
 

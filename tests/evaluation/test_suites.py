@@ -181,14 +181,14 @@ def test_another_form_is_refused_with_file_line_and_field(tmp_path: Path, suite:
 def test_a_broken_line_ends_the_import(tmp_path: Path) -> None:
     path = tmp_path / "question.jsonl"
     path.write_text(json.dumps(MT_BENCH) + "\n{\n")
-    with pytest.raises(BadInput, match=r"question\.jsonl, line 2: broken JSON"):
+    with pytest.raises(BadInput, match=r"question\.jsonl, line 2: invalid JSON"):
         import_rows(path, "mt_bench")
 
 
 def test_what_is_packed_is_bounded_and_must_be_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, packed = tmp_path / "HumanEval.jsonl.gz", gzip.compress(json.dumps(HUMANEVAL).encode() * 9)
     path.write_bytes(packed[:-9])
-    with pytest.raises(BadInput, match=r"its packing \(gzip\) is damaged"):
+    with pytest.raises(BadInput, match=r"the gzip data is damaged"):
         import_rows(path, "humaneval")
     monkeypatch.setattr(suites, "MAX_DECOMPRESSED", 100)
     path.write_bytes(packed)

@@ -402,7 +402,7 @@ def test_a_restore_that_was_killed_is_refused_by_commands_and_begun_anew(
     assert broken.returncode == 9 and (tmp_path / "other" / BUSY).is_dir()
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "other"))
     assert main(["jobs", "list"]) == 1
-    assert "is running or broke off" in capsys.readouterr().err
+    assert "is running or was interrupted" in capsys.readouterr().err
     assert main(["restore", str(tmp_path / "b.tar"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["jobs_going_on"] == 1
     assert main(["models", "list"]) == 0

@@ -187,7 +187,7 @@ def test_an_invalid_name_of_a_tree_is_refused(served: Served, tree: str, message
 
 def test_typical_acceptance_at_temperature_0_has_a_notice_that_it_is_exact(served: Served) -> None:
     summary = complete(served, model="cycle@right", speculation={"acceptance": "typical"})["speculation_summary"]
-    assert [notice for notice in summary["notices"] if "exactly the model's own" in notice]
+    assert [notice for notice in summary["notices"] if "the same as with exact acceptance" in notice]
 
 
 def test_the_second_turn_of_a_chat_reuses_the_first(served: Served) -> None:

@@ -70,7 +70,7 @@ def test_clients_that_left_do_not_keep_their_places(small: Served, streaming: bo
             await asyncio.to_thread(until, lambda: small.engine.queue.waiting == LIMIT)
             refused = await client.post("/v1/chat/completions", json=request)
             assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
-            assert "as many of your requests" in refused.json()["error"]["message"]
+            assert "the limit of waiting requests" in refused.json()["error"]["message"]
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)

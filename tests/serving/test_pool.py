@@ -73,7 +73,7 @@ def test_recent_use_protects_a_base_and_the_older_one_goes(refs: dict[str, Model
     assert warm.is_loaded(refs["right"]) and not warm.is_loaded(refs["cycle2"])
 
 
-def test_one_base_always_fits_and_its_older_heads_make_room(refs: dict[str, ModelRef]) -> None:
+def test_one_base_always_fits_and_its_older_heads_are_unloaded(refs: dict[str, ModelRef]) -> None:
     warm = pool(budget=1)
     warm.get(refs["right"])
     warm.get(refs["wrong"])

@@ -100,7 +100,7 @@ def test_retry_after_grows_with_the_queue_up_to_a_limit(blocked: BlockedQueue) -
     for client in ("a", "b"):
         for _ in range(3):
             full.add(client, client)
-    with pytest.raises(Busy, match="as many of your requests") as busy:
+    with pytest.raises(Busy, match="the limit of waiting requests") as busy:
         full.add("a", "a")
     assert busy.value.retry_after == round(3 * 2 * TYPICAL_SECONDS)
     full.queue._seconds = 1000

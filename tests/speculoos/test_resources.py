@@ -102,7 +102,7 @@ def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, s
     def db_row(text: str) -> Preference:
         return Preference(key="large", value={"text": text})
 
-    with pytest.raises(Unavailable, match="is full; make room there"):
+    with pytest.raises(Unavailable, match="is full; free some space"):
         write()
     assert not reserve.exists()
     write()
@@ -153,7 +153,7 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.integration
-def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Settings, small_disk: Path) -> None:
+def test_every_page_says_what_is_full_and_where_to_free_space(small_home: Settings, small_disk: Path) -> None:
     db.upgrade(small_home)
 
     def visible_text() -> str:

@@ -13,7 +13,7 @@ stops it again. `--wait` follows a job to its end; with nothing running a job is
 time, disk and memory that a job would take, and starts nothing. `--json` prints the
 result as one line of JSON (lists an array, all else an object), the last of standard output; progress goes to standard
 error. An error is one sentence on standard error (with `--json` also `{"error": {"code", "message", "hint"}}` on
-standard output). Exit codes: 0 done, 1 could not, 2 wrong input, 70 an error of our own, 130 stopped. This page is
+standard output). Exit codes: 0 success, 1 failure, 2 invalid input, 70 internal error, 130 interrupted. This page is
 written by `python -m tests.tools.cli_docs`.
 """
 

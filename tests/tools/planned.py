@@ -35,7 +35,8 @@ def wide_plan() -> dict[str, Any]:
         "acceptance": {"chain": [0.6], "verifications": 77},
         "machine": {"processor": "A processor", "threads": 2},
         "basis": "measured here",
-        "verdict": "One request at a time: tree of 16, 1.84 × the baseline. From 8 on, plain decoding is faster.",
+        "verdict": "One request at a time: tree of 16, 1.84 × the baseline. At batch sizes of 8 or more, plain decoding"
+        " is faster.",
     }
 
 

@@ -48,7 +48,7 @@ IMPORTED = (
     *("ops.retention", "ops.storage", "speculoos.webhook", "serving.engine", "serving.live", "serving.watch"),
     *("serving.token", "models.runtime.speed", "speculoos.connections", "speculoos.guard"),
 )
-"""Of the project only what reads no environment when it is imported; it reads METHODS, see `Asked.begin`."""
+"""Of the project only what reads no environment when it is imported; it reads METHODS, see `ForkRequest.begin`."""
 PROJECT = {path.parent.name for path in CLONE.glob("*/__init__.py")} - {"tests"}
 METHODS = "SPECULOOS_METHODS"
 ENVIRONMENT_READ = "workers.celery_app"
@@ -191,7 +191,7 @@ def _channel() -> tuple[socket.socket, socket.socket]:
 
 
 @dataclass
-class Asked:
+class ForkRequest:
     """A request to the zygote: the module that a forked process runs, and how."""
 
     module: str
@@ -256,7 +256,7 @@ def _exec_module(_program: str, command: list[str]) -> None:
     sys.exit()
 
 
-def serve(*initial: socket.socket) -> Asked | None:
+def serve(*initial: socket.socket) -> ForkRequest | None:
     """Fork requested processes and report their ends until no client is left. A forked process returns its request."""
     sockets = {sock.fileno(): sock for sock in initial}
     running: dict[int, tuple[int, socket.socket]] = {}
@@ -289,7 +289,7 @@ def serve(*initial: socket.socket) -> Asked | None:
                 if all(sock in initial for sock in sockets.values()):
                     return None
                 continue
-            request = Asked(**json.loads(message), files=files)
+            request = ForkRequest(**json.loads(message), files=files)
             if not (pid := os.fork()):
                 for sock in sockets.values():
                     sock.close()

@@ -226,7 +226,7 @@ def test_a_full_disk_is_named_and_rows_already_in_the_file_can_be_updated(small_
 
     [beat(number) for number in range(50)]
     fill()
-    with pytest.raises(Unavailable, match="The disk that holds the database .* is full; make room there"):
+    with pytest.raises(Unavailable, match="The disk that holds the database .* is full; free some space"):
         [beat(number) for number in range(50, 2000)]
     [beat(number) for number in range(2000, 2040)]
     with db.reading(full) as session:
@@ -248,7 +248,7 @@ def test_a_home_on_a_full_disk_is_opened_once_the_reserve_is_given_up(
             ballast.write(b"0" * 4096)
     assert main(["endpoints", "add", "x", "--url", "http://a"]) == 1
     assert "No space left on device. Free some space on the disk of the home folder" in capsys.readouterr().err
-    with pytest.raises(Unavailable, match="The disk that holds the database .* is full; make room there"):
+    with pytest.raises(Unavailable, match="The disk that holds the database .* is full; free some space"):
         read(full)
     assert read(full) == []
 

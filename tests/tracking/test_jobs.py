@@ -196,7 +196,11 @@ def test_a_crash_loop_ends_failed_with_a_sentence(database: Settings, make_job: 
     assert claim(database, job) == 5
     assert do(database, jobs.interrupt, job.id, 5, "it crashed.") == S.FAILED
     stored = read(job)
-    assert stored.error.startswith("Given up after 5 attempts") and stored.error_code == "crashed" and stored.hint
+    assert (
+        stored.error.startswith("Failed after 5 consecutive attempts")
+        and stored.error_code == "crashed"
+        and stored.hint
+    )
     do(database, jobs.retry, job.id)
     assert claim(database, job) == 6, "a retry brings five more attempts"
 

@@ -61,7 +61,7 @@ def test_models_are_found_as_base_or_base_at_checkpoint(database: Settings, ids:
 def test_a_base_that_is_not_ready_is_refused(database: Settings, ids: dict[str, str]) -> None:
     with db.reading(database) as session:
         queries.must_be_ready(queries.find_base(session, "one"))
-        with pytest.raises(Conflict, match="still being made"):
+        with pytest.raises(Conflict, match="still being created"):
             queries.must_be_ready(queries.find_base(session, "two"))
 
 

@@ -83,7 +83,7 @@ def test_processes_give_the_masks_of_single_rows_and_a_second_call_does_nothing(
     assert [(c.id, c.token_ids.tolist(), c.mask.tolist()) for c in conversations] == expected(rows, tokenizer)
     assert {c.id: c.category for c in conversations}["row-90"] == "cut"
     assert parallel.tokens == report.tokens
-    assert dict(report.dropped) == {"no answer to learn from": 1}
+    assert dict(report.dropped) == {"no response to train on": 1}
     assert report.mask_sources == {"prefixes": 61, "tokens": 1}
     assert ["Tokenized" in line for line in reporter.lines] == [True], "the second reading tokenizes nothing"
 
@@ -141,7 +141,7 @@ def test_a_broken_line_in_a_later_chunk_is_named(tiny_base: Path, tmp_path: Path
     lines = (folder / "shard-00000.jsonl").read_text().splitlines()
     lines[47] = '{"id": '
     (folder / "shard-00000.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(BadInput, match="shard-00000.jsonl line 48: broken JSON"):
+    with pytest.raises(BadInput, match="shard-00000.jsonl line 48: invalid JSON"):
         tokenize_dataset(folder, load_tokenizer(tiny_base))
 
 

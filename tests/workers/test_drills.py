@@ -164,7 +164,7 @@ def test_a_running_job_stops_at_its_next_safe_point(steady: Bench, tmp_path: Pat
     wait_for_steps(steady, job)
     request_cancel(job.id, steady.settings)
     done = steady.wait(job.id, "CANCELLED")
-    assert done.error_code == "cancelled" and "what was finished is kept" in done.error
+    assert done.error_code == "cancelled" and "finished work is kept" in done.error
     wait_until(lambda: not identity.is_alive(done.child), 60, "the child's end")
 
 
@@ -207,7 +207,7 @@ def test_a_job_that_crashes_every_time_is_given_up(steady: Bench, tmp_path: Path
     job = submit_count(steady, tmp_path / "w", trick="segfault")
     failed = steady.wait(job.id, "FAILED")
     assert failed.attempt == jobs.ATTEMPTS
-    assert "Given up after 5 attempts" in failed.error and "SIGSEGV" in failed.error
+    assert "Failed after 5 consecutive attempts" in failed.error and "SIGSEGV" in failed.error
 
 
 def test_what_a_job_started_ends_with_it(steady: Bench, tmp_path: Path) -> None:

@@ -55,5 +55,5 @@ def test_a_stop_is_met_in_the_middle_of_the_proof(patient: Bench, tmp_path) -> N
     request_cancel(job.id, settings)
     ended = patient.wait(job.id, "CANCELLED")
     assert ended.done < 3
-    assert "what was finished is kept" in ended.error, "it stopped by itself"
+    assert "finished work is kept" in ended.error, "it stopped by itself"
     assert not [*exports_folder(settings.home, row_id).glob("*")]

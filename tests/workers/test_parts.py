@@ -133,7 +133,7 @@ def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: S
         states = [jobs.get(session, job.id).state for job in (dead, silent, living, cancelled, exhausted)]
         assert states == ["INTERRUPTED", "INTERRUPTED", "RUNNING", "CANCELLED", "FAILED"]
         assert "has died" in reports.logs(session, dead.id)[0].message
-        assert "Given up after 5 attempts" in jobs.get(session, exhausted.id).error
+        assert "Failed after 5 consecutive attempts" in jobs.get(session, exhausted.id).error
 
 
 def test_messages_are_sent_again_only_when_workers_idle(home: Settings) -> None:
@@ -186,7 +186,7 @@ def test_work_publishes_only_while_the_job_is_its_own(context: JobContext) -> No
 def test_inputs_that_are_gone_or_not_ready_are_named(context: JobContext) -> None:
     with context.session() as session:
         session.add(Base(id="b" * 32, name="base", source="hub", location="x"))
-    with pytest.raises(Conflict, match="'base' is still being made"):
+    with pytest.raises(Conflict, match="'base' is still being created"):
         context.input_with_files(Base, "b" * 32)
     with pytest.raises(NotFound, match="was deleted"):
         context.input_with_files(Base, "c" * 32)

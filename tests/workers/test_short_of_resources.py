@@ -35,7 +35,7 @@ def fill(disk: Path, left: int) -> None:
         file.write(b"0" * max(0, free - left))
 
 
-def make_room(disk: Path) -> None:
+def free_space(disk: Path) -> None:
     [file.unlink() for file in disk.glob("ballast-*")]
 
 
@@ -71,7 +71,7 @@ def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_
     other = submit_count(small, tmp_path / "other", steps=2)
     wait_until(lambda: wait_reason(small, other.id).startswith("Paused: "), 90, "the reason on the pages")
     assert small.job(other.id).attempt == 0 and small.job(job.id).attempt == 1
-    make_room(small_disk)
+    free_space(small_disk)
     assert small.wait(job.id, "SUCCEEDED").attempt == 2
     small.wait(other.id, "SUCCEEDED")
     assert steps(tmp_path / "w") == list(range(60)), "it stopped at a safe point and went on from there"

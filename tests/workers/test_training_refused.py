@@ -88,7 +88,7 @@ def test_data_and_bases_that_are_damaged(workbench: Bench, tiny_base: Path, tmp_
     whole = shard.read_text()
     shard.write_text("".join(whole.splitlines(keepends=True)[:10]))
     text = error_text(workbench, train(workbench.settings, base_id, data_id))
-    assert "dataset.json counts 60 rows, the shards hold 10. Make the dataset again" in text
+    assert "dataset.json counts 60 rows, the shards hold 10. Create the dataset again" in text
     shard.write_text(whole)
     flip(folder / "model.safetensors")
     text = error_text(workbench, train(workbench.settings, base_id, data_id))

@@ -137,8 +137,8 @@ class StatesConnection:
         if status in RETRYABLE_STATUSES:
             raise TemporarilyUnavailable(message)
         if status in (401, 403):
-            raise BadInput(f"{self._title} refuses us ({status}): {message}", self._key_hint)
-        raise (BadInput if status < 500 else Unavailable)(f"{self._title} says: {message}")
+            raise BadInput(f"{self._title} rejected the request ({status}): {message}", self._key_hint)
+        raise (BadInput if status < 500 else Unavailable)(f"{self._title} returned an error: {message}")
 
 
 class ReferenceClient(StatesClient):

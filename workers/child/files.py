@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from formats.store import StoredExport, deliver_export
+from formats.store import StoredExport, upload_export
 from models import starter
 from speculoos.checksums import file_sha256
 from speculoos.reporting import Reporter, check_stop
@@ -88,11 +88,11 @@ class JobFiles:
             return None
         return self._retry(lambda: self.files.upload(KINDS[table], row_id, Path(folder)))
 
-    def deliver_export(self, checkpoint_id: str, source: str, export: StoredExport) -> bool:
+    def upload_export(self, checkpoint_id: str, source: str, export: StoredExport) -> bool:
         """Upload a zip file for download from the pages; False without a store."""
         if (store := self.store) is None:
             return False
-        self._retry(lambda: deliver_export(store, checkpoint_id, source, export))
+        self._retry(lambda: upload_export(store, checkpoint_id, source, export))
         return True
 
     def _stored(self, row_id: str) -> Stored | None:

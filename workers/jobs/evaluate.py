@@ -86,7 +86,7 @@ class Evaluate(Measurement):
     seed: int = setting(0, SEED_HELP)
     dtype: str = setting("", DTYPE_HELP, label="Precision")
     max_minutes: float | None = setting(
-        None, "Ask no more questions after this time.", 0, 10**6, label="Time limit (minutes)"
+        None, "Start no further questions after this time.", 0, 10**6, label="Time limit (minutes)"
     )
     endpoint: str = setting("", "Endpoint of settings.toml to measure; the result is stored.", label="Server")
     endpoint_model: str = setting(
@@ -123,7 +123,7 @@ class Evaluate(Measurement):
         check_sampling([self.temperature], [self.top_p], [self.dtype])
         if self.endpoint and (self.drafting or self.dtype or self.max_minutes):
             raise BadInput(
-                "A server sets its own draft and precision and has no time limit; leave options of the draft, precision "
+                "A server sets its own draft and precision and has no time limit; leave the draft's options, precision "
                 "and time limit out, or omit the server."
             )
         if (self.plain_endpoint or self.concurrency) and not self.endpoint:

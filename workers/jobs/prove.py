@@ -22,7 +22,8 @@ class Prove(Measurement):
     acceptance by position, τ and texts. The result is an evaluation of the server."""
 
     kind: ClassVar[str] = "prove"
-    title: ClassVar[str] = "Prove in a server"
+    title: ClassVar[str] = "Compare with a server"
+    verb: ClassVar[str] = "Compare"
     output: ClassVar = ("evaluation_id", Evaluation)
 
     base_id: str

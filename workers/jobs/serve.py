@@ -47,24 +47,24 @@ class Serve(Request):
     hours: float = setting(0.0, "Stop after this time; 0: when it is cancelled.", 0, 10_000, label="Hours")
 
     @property
-    def its_engine(self) -> ServerEngine:
+    def server_engine(self) -> ServerEngine:
         return find_engine(self.engine)
 
     def check_settings(self, settings: Settings) -> None:
-        python, command = engine_command(settings, self.its_engine)
+        python, command = engine_command(settings, self.server_engine)
         if not (python or command):
-            raise not_installed(self.its_engine)
+            raise not_installed(self.server_engine)
 
     def check_options(self) -> None:
-        self.its_engine.check_precision(self.precision)
+        self.server_engine.check_precision(self.precision)
         if self.endpoint_name and not NAME.fullmatch(self.endpoint_name):
             raise BadInput(f"Name {self.endpoint_name[:80]!r}: use up to 64 letters, digits, dashes and underscores.")
 
     def check(self, session: Session) -> None:
         if self.checkpoint_id:
             method = queries.find_checkpoint(session, self.checkpoint_id).method
-            if method and not self.its_engine.format_of(method, self.precision):
-                raise Unsupported(f"{self.its_engine.title} does not support drafts of method {method}.")
+            if method and not self.server_engine.format_of(method, self.precision):
+                raise Unsupported(f"{self.server_engine.title} does not support drafts of method {method}.")
         if any(Serve.from_row(job.request).name(session) == self.name(session) for job in server_jobs(session)):
             raise Conflict(f"The server {self.name(session)} exists already; stop it, or choose another name.")
 
@@ -80,7 +80,7 @@ class Serve(Request):
     def need(self, session: Session) -> Need:
         """Memory for the weights, cache and code of the server; the disk for its copy of the model."""
         weights = sizes.weights_bytes(sizes.require_row(session, Base, self.base_id))
-        return Need(disk=weights if self.its_engine.base_file else 1e7, memory=1.2 * weights + 1.5e9)
+        return Need(disk=weights if self.server_engine.base_file else 1e7, memory=1.2 * weights + 1.5e9)
 
     def command(self, named: Namer) -> list[str]:
         model = named(self.base_id) + (f"@{named(self.checkpoint_id)}" if self.checkpoint_id else "")

@@ -36,7 +36,7 @@ def submit(
     Conflict or Unavailable."""
     settings = settings or load()
     request.check_settings(settings)
-    _deliver(settings, request)
+    _upload_inputs(settings, request)
     estimated = check_and_estimate(settings, request)
     with db.writing(settings) as session:
         after_id = _find_inputs(session, request)
@@ -111,7 +111,7 @@ def retry(job_id: str, settings: Settings | None = None) -> Job:
     if settings.store:
         with db.reading(settings) as session:
             job = jobs.get(session, job_id)
-        _deliver(settings, from_json(job.kind, job.request))
+        _upload_inputs(settings, from_json(job.kind, job.request))
     with db.writing(settings) as session:
         job = jobs.retry(session, job_id)
     return send(settings, job)
@@ -141,7 +141,7 @@ def check_and_estimate(settings: Settings, request: Request) -> Estimate:
     return estimated
 
 
-def _deliver(settings: Settings, request: Request) -> None:
+def _upload_inputs(settings: Settings, request: Request) -> None:
     """Upload the local inputs to the store, so that any machine can run the job. Raises Unavailable."""
     if not settings.store:
         return

@@ -79,7 +79,7 @@ def test_a_job_that_fails_gives_its_sentence_and_exit_code(
     captured = capsys.readouterr()
     error = json.loads(captured.out.strip().splitlines()[-1])["error"]
     assert "failed" in error["message"] and error["code"] == "damaged"
-    assert error["hint"].startswith("Make the dataset again")
+    assert error["hint"].startswith("Create the dataset again")
     assert "Traceback" not in captured.err
     lines, _ = in_this_process(capsys, "jobs", "log", "Train medusa-answers")
     assert isinstance(lines, list)

@@ -60,9 +60,9 @@ def test_vllm_in_half_precision_with_a_key_and_a_name(
     run(here, method="eagle3")
     monkeypatch.setenv("MINE", "sesame-key")
     with VllmStandIn(unshared_base, tmp_path / "shared", IDS, torch.bfloat16, key="sesame-key") as engine:
-        with pytest.raises(BadInput, match="refuses us .401.: Unauthorized"):
+        with pytest.raises(BadInput, match="rejected the request .401.: Unauthorized"):
             run(away, engine, method="eagle3")
-        with pytest.raises(BadInput, match="says: The model does not exist"):
+        with pytest.raises(BadInput, match="returned an error: The model does not exist"):
             run(away, engine, method="eagle3", server={"key_env": "MINE", "model": "other"})
         run(away, engine, method="eagle3", server={"key_env": "MINE", "model": "tiny"})
     assert away.curve() == pytest.approx(here.curve(), rel=0.02)

@@ -190,7 +190,7 @@ def test_a_token_is_required_and_sent(
     run, tiny_base: Path, tmp_path: Path, notes: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with StateProcess(tiny_base, tmp_path / "home", token="open-sesame-please") as server:
-        with pytest.raises(BadInput, match="refuses us .401.") as error:
+        with pytest.raises(BadInput, match="rejected the request .401.") as error:
             run("away", notes, **remote_settings(server), method="medusa")
         assert "open-sesame" not in str(error.value)
         monkeypatch.setenv("MINE", "open-sesame-please")

@@ -84,7 +84,7 @@ def _evaluate_local(request: Evaluate, context: JobContext, questions: list[dict
     loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
     for notice in getattr(loaded.draft, "notices", []):
         context.log(str(notice), "warning")
-    context.log(f"Measuring {len(questions)} questions on {loaded.device}, with plain and speculative steps in turns.")
+    context.log(f"Measuring {len(questions)} questions on {loaded.device}, alternating plain and speculative steps.")
     sampling = AcceptanceSampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed)
     return evaluate(
         loaded.base,

@@ -83,7 +83,7 @@ def take_devices(
     if device.type == "cuda":
         torch.cuda.set_device(devices[0])  # else libraries would use memory of the first GPU
         for each in devices:
-            context.log(f"Uses {each}, {torch.cuda.get_device_name(each)} ({lease_name(each)}).")
+            context.log(f"Using {each}, {torch.cuda.get_device_name(each)} ({lease_name(each)}).")
     lower_priority(device.type)
     return devices
 

@@ -100,6 +100,6 @@ def run_export(request: Export, context: JobContext) -> dict[str, Any]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     result = {"checkpoint_id": row.id, "format": request.format, "bytes": stored.bytes, "figures": report.figures}
-    if not context.files.deliver_export(row.id, source, stored):
+    if not context.files.upload_export(row.id, source, stored):
         return result
     return {**result, "source": source, "report": report.to_json()}  # for pages on machines without the zip

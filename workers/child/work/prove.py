@@ -49,7 +49,7 @@ def run(request: Prove, context: JobContext) -> dict[str, Any]:
         tokens=tokens,
         precision=precision,
     )
-    there, server = _measure_there(served, context, questions, request.max_tokens)
+    there, server = _measure_server(served, context, questions, request.max_tokens)
     proof = agreement(here, there, server)
     context.log(proof["verdict"], "info" if proof["agrees"] else "warning")
     if proof["positions"]:
@@ -57,23 +57,23 @@ def run(request: Prove, context: JobContext) -> dict[str, Any]:
     result = {**there, "proof": {**proof, "engine": request.engine, "draft_tokens": tokens}}
     context.update_output(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
     # the README of an export made earlier lacks the proof, so that export is no longer offered
-    form = served.its_engine.format_of(method, precision)
+    form = served.server_engine.format_of(method, precision)
     (exports_folder(context.settings.home, request.checkpoint_id) / f"{form}.json").unlink(missing_ok=True)
     return {"evaluation_id": request.evaluation_id, "verdict": proof["verdict"], "agrees": proof["agrees"]}
 
 
-def _measure_there(
+def _measure_server(
     request: Serve, context: JobContext, questions: Sequence[dict[str, Any]], max_tokens: int
 ) -> tuple[dict[str, Any], str]:
     """(result of the server with the draft beside the same server without it, its name and version)."""
     with prepared(request, context, SHARE) as drafted, private_key(context, drafted):
         plain = replace(drafted, launch=replace(drafted.launch, draft=None, method="", tokens=0))
         name = f"{drafted.engine.title} {drafted.version}"
-        show(context, f"Starts {name} with the draft.")
+        show(context, f"Starting {name} with the draft.")
         with started_engine(drafted, context) as first:
-            show(context, f"Starts {name} without the draft.")
+            show(context, f"Starting {name} without the draft.")
             with started_engine(plain, context) as second:
                 endpoints = [Endpoint(drafted.name, **endpoint_fields(drafted, each)) for each in (first, second)]
-                context.log(f"Asking {name} with and without the draft, in turns.")
+                context.log(f"Measuring {name} with and without the draft, alternating.")
                 options = ServedRequest(max_tokens)
                 return evaluate_served(endpoints[0], questions, context, options, plain_endpoint=endpoints[1]), name

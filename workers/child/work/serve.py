@@ -59,7 +59,7 @@ def run(request: Serve, context: JobContext) -> dict[str, Any]:
     with prepared(request, context) as server, private_key(context, server):
         started, restarts = time.monotonic(), 0
         while True:
-            show(context, f"Starts {server.engine.title} {server.version}.")
+            show(context, f"Starting {server.engine.title} {server.version}.")
             with started_engine(server, context) as process:
                 ready = time.monotonic()
                 reason = _watch(process, server, request, context, started)
@@ -84,7 +84,7 @@ def show(context: JobContext, note: str) -> None:
 def prepared(request: Serve, context: JobContext, share: int = 1) -> Iterator[Prepared]:
     """Check the engine, write the model's files and take the devices; the files are deleted at the end. `share`:
     number of servers that use a GPU at once."""
-    engine = request.its_engine
+    engine = request.server_engine
     python, command = engine_command(context.settings, engine)
     if not (python or command):
         raise not_installed(engine)
@@ -198,17 +198,17 @@ def _write_draft(
     from formats.serve import served_tokens, tokens_by_load
     from models.base import load_base
 
-    form = request.its_engine.format_of(row.method, request.precision)
+    form = request.server_engine.format_of(row.method, request.precision)
     target = folder / "draft"
     with context.session() as session:
         facts = CardFacts.of(base_row, row.name, **card_figures(queries.evaluations(session, row.id)))
     check_export(row.path, base_row.path, form)
     if not target.exists():  # an earlier attempt may have written it
-        show(context, "Exports the draft.")
+        show(context, "Exporting the draft.")
         base = load_base(base_row.path, "float32", "cpu", context.base_checksums(base_row), context.checksum_cache)
         build_export(row.path, base, form, target, context, facts)
     files, path = CheckpointFiles.read(row.path, base_row.path), next(iter(sorted(target.glob("*.gguf"))), target)
-    tokens, loads = served_tokens(files, facts, request.its_engine.title)
+    tokens, loads = served_tokens(files, facts, request.server_engine.title)
     return (path, request.tokens, []) if request.tokens else (path, tokens, tokens_by_load(tokens, loads))
 
 
@@ -217,7 +217,7 @@ def _write_base(request: Serve, context: JobContext, base: Base, folder: Path) -
 
     target = folder / "base.gguf"
     if not target.exists():
-        show(context, "Writes the base model as GGUF.")
+        show(context, "Writing the base model as GGUF.")
         write_base(base.path, target, FILE_TYPES[request.precision], context)
     return target
 
@@ -251,10 +251,10 @@ def run_install(request: InstallServer, context: JobContext) -> dict[str, Any]:
     engine = INSTALLABLE[request.package]
     target = context.settings.home / ENVIRONMENTS / request.package
     with new_folder(target, replace=True) as building:
-        show(context, "Creates the virtual environment.")
+        show(context, "Creating the virtual environment.")
         venv.create(building, with_pip=not HAS_PIP)  # installing pip would take seconds
         python = building / "bin" / "python"
-        show(context, f"Installs {request.package}.")
+        show(context, f"Installing {request.package}.")
         _pip(context, python, "install", *engine.wheels[request.package])
         if engine.removed:
             _pip(context, python, "uninstall", "--yes", *engine.removed)
