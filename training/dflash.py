@@ -26,10 +26,9 @@ from models.block_attention import BlockBackend
 from models.dflash import DFlashDraft
 from models.methods.settings import TrainConfig
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
-from training.eagle3 import target_head, target_positions
+from training.eagle3 import fused_features, target_head, target_positions
 from training.losses import block_loss, dpace_weights
-from training.medusa import medusa_labels
-from training.method import Outcome, PaddedStates, RequiredStates, forward_states, label_ranks, outcome_of_ranks
+from training.method import Outcome, PaddedStates, RequiredStates, label_ranks, outcome_of_ranks
 
 
 class DFlashMethod(nn.Module):
@@ -76,12 +75,10 @@ class DFlashMethod(nn.Module):
     def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """aux [B, L, layers · H]; hidden [B, L, H], unless the loss is ce; labels [B, L, depth] of the block at anchor
         t+1; row, position t [N] of all anchors t+1."""
-        hidden, aux = states or forward_states(self._base[0], batch, RequiredStates(self.draft.layers_wanted))
-        labels = medusa_labels(batch.input_ids, batch.mask, self.depth)
-        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
-        features = {"aux": torch.cat(aux, -1), "input_ids": batch.input_ids, "labels": labels}
-        features |= {} if self.config.dflash_loss == "ce" else {"hidden": hidden}
-        return {**features, "row": row, "position": position}
+        features = fused_features(self._base[0], self.draft.layers_wanted, batch, states, self.depth)
+        if self.config.dflash_loss == "ce":
+            del features["hidden"]
+        return features
 
     def draw(self, features: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
         """With `chosen` [n], ascending: the anchors of a step, at most `max_anchors`, chosen at random."""

@@ -27,7 +27,7 @@ from models.methods.eagle import MEASURED_DEPTH
 from models.methods.settings import TrainConfig
 from training.batches import Batch
 from training.losses import soft_loss
-from training.medusa import medusa_labels
+from training.medusa import labelled_positions
 from training.method import (
     Outcome,
     PaddedStates,
@@ -64,10 +64,8 @@ class EagleMethod(nn.Module):
     def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths]; row, position [N] counted."""
         hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
-        labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
-        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
-        features = {"hidden": hidden, "input_ids": batch.input_ids, "lengths": batch.lengths, "labels": labels}
-        return {**features, "row": row, "position": position}
+        features = {"hidden": hidden, "input_ids": batch.input_ids, "lengths": batch.lengths}
+        return {**features, **labelled_positions(batch, MEASURED_DEPTH)}
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
         return torch.tensor([len(features["row"])] * 2, device=features["row"].device)

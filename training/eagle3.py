@@ -31,7 +31,7 @@ from models.runtime.argmax import argmax
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
 from training.eagle import next_tokens, unrolled_hits
 from training.losses import dpace_weights, label_losses, unrolled_loss
-from training.medusa import medusa_labels
+from training.medusa import labelled_positions
 from training.method import Outcome, PaddedStates, RequiredStates, forward_states
 
 SCALE_CONVERSATIONS, SCALE_LENGTH = 16, 256
@@ -88,11 +88,8 @@ class Eagle3Method(nn.Module):
     def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """aux [B, L, 3H], hidden [B, L, H], labels [B, L, steps]; row, position [N]; in_vocab [B, L]: see
         `_in_draft_vocab`."""
-        hidden, aux = states or forward_states(self._base[0], batch, RequiredStates(self.draft.layers_wanted))
-        labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
-        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
-        features = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}
-        return {**features, "row": row, "position": position, "in_vocab": self._in_draft_vocab(hidden, batch.mask)}
+        features = fused_features(self._base[0], self.draft.layers_wanted, batch, states, self.steps)
+        return {**features, "in_vocab": self._in_draft_vocab(features["hidden"], batch.mask)}
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
         return torch.stack([self._targets(features, j)[0].sum() for j in range(self.steps)])
@@ -169,6 +166,16 @@ def target_head(draft: Any, base: Any) -> Head:
     """The base's head in the base's dtype, restricted to the draft vocabulary; not a copy if that has all tokens."""
     head = base.head.to(base.dtype)
     return head if len(draft.draft_ids) == base.vocab_size else head.rows(draft.draft_ids)
+
+
+def fused_features(
+    base: Any, layers: Sequence[int], batch: Batch, states: PaddedStates | None, depths: int
+) -> dict[str, Tensor]:
+    """aux [B, L, layers · H] and hidden [B, L, H] of the base model, from `states` or computed; input_ids [B, L]; and
+    `labelled_positions`."""
+    hidden, aux = states or forward_states(base, batch, RequiredStates(tuple(layers)))
+    features = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids}
+    return {**features, **labelled_positions(batch, depths)}
 
 
 def target_positions(mask: Tensor) -> Tensor:

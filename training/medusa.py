@@ -77,8 +77,7 @@ class MedusaMethod(nn.Module):
     def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """hidden [N, H] at the counted positions; columns [N, heads] of the labels in the draft's output (−100: none);
         valid bool [N, heads]: there is a label (which may have no column); row and position [N]."""
-        labels = medusa_labels(batch.input_ids, batch.mask, self.draft.num_heads)
-        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
+        labels, row, position = labelled_positions(batch, self.draft.num_heads).values()
         labels = labels[row, position]
         hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
         columns, valid = self.draft.to_draft(labels), labels >= 0
@@ -124,6 +123,13 @@ class MedusaMethod(nn.Module):
     def _head(self, i: int) -> Head:
         """The output head of head i, in fp32 even if it is a half-precision base's."""
         return self._shared[0] if self._shared else self.draft.head(i)
+
+
+def labelled_positions(batch: Batch, depths: int) -> dict[str, Tensor]:
+    """labels [B, L, depths] as `medusa_labels`; row, position [N] of those with a first label."""
+    labels = medusa_labels(batch.input_ids, batch.mask, depths)
+    row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
+    return {"labels": labels, "row": row, "position": position}
 
 
 def medusa_labels(input_ids: Tensor, mask: Tensor, heads: int) -> Tensor:

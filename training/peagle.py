@@ -30,10 +30,9 @@ from models.methods.settings import TrainConfig
 from models.peagle import PEagleDraft, RolloutBackend
 from training.batches import Batch, TokenizedConversation, choose_vocabulary
 from training.eagle import next_tokens
-from training.eagle3 import feature_rms, pad_positions_by_row, target_head, target_positions
+from training.eagle3 import feature_rms, fused_features, pad_positions_by_row, target_head, target_positions
 from training.losses import unrolled_loss
-from training.medusa import medusa_labels
-from training.method import Outcome, PaddedStates, RequiredStates, forward_states, label_ranks, outcome_of_ranks
+from training.method import Outcome, PaddedStates, RequiredStates, label_ranks, outcome_of_ranks
 
 
 class PEagleMethod(nn.Module):
@@ -90,11 +89,7 @@ class PEagleMethod(nn.Module):
     @torch.no_grad()
     def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """aux [B, L, 3H], hidden [B, L, H], labels [B, L, depths]; row, position [N] counted."""
-        hidden, aux = states or forward_states(self._base[0], batch, RequiredStates(self.draft.layers_wanted))
-        labels = medusa_labels(batch.input_ids, batch.mask, self.depths)
-        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
-        features = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}
-        return {**features, "row": row, "position": position}
+        return fused_features(self._base[0], self.draft.layers_wanted, batch, states, self.depths)
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
         reached = (_labels(features) >= 0).sum(0).tolist()

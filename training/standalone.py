@@ -17,7 +17,7 @@ from models.methods.standalone import standalone_sizes
 from models.standalone import StandaloneDraft, base_sizes
 from training.batches import Batch
 from training.losses import hard_loss, soft_loss
-from training.medusa import medusa_labels
+from training.medusa import labelled_positions
 from training.method import (
     NO_RANK,
     Outcome,
@@ -63,10 +63,7 @@ class StandaloneMethod(nn.Module):
     @torch.no_grad()
     def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """input_ids, mask [B, L]; hidden [M, H] of the base at counted positions; row, position [N] of drafting."""
-        labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
-        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
-        features = {"input_ids": batch.input_ids, "mask": batch.mask, "labels": labels}
-        features |= {"row": row, "position": position}
+        features = {"input_ids": batch.input_ids, "mask": batch.mask, **labelled_positions(batch, MEASURED_DEPTH)}
         if self.kind != "ce":
             hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
             features["hidden"] = hidden[_counted_positions(batch.mask)]
