@@ -31,7 +31,6 @@ class SizePlan:
     nodes: int
     depth: int
     expected_tau: float
-    ms_per_step: float
     speedup: float
 
 
@@ -118,7 +117,7 @@ def _fastest(
     best: dict[int, tuple[SizePlan, tuple[Choice, ...]]] = {}
     for tau, nodes, depth, choices in candidates:
         cost = interpolate(forward_ms, nodes) + draft_ms(depth) + other_ms
-        plan = SizePlan(nodes, depth, tau, cost, tau * plain_ms / cost)
+        plan = SizePlan(nodes, depth, tau, tau * plain_ms / cost)
         if nodes not in best or plan.speedup > best[nodes][0].speedup:
             best[nodes] = plan, choices
     sizes = tuple(best[nodes][0] for nodes in sorted(best))

@@ -212,7 +212,6 @@ def standalone(costs: Costs, layers: int) -> dict[str, Any]:
     return {
         "layers": layers,
         "token_ms": round(costs.standalone[layers][1], 3),
-        "of_a_plain_step": round(costs.standalone[layers][1] / plain, 4),
         "needed_acceptance": None if break_even is None else round(break_even, 3),
         "speedups": {
             f"{share:.1f}": {"speedup": round(speedup(share)[0], 3), "depth": speedup(share)[1]}

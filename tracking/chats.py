@@ -30,7 +30,6 @@ class Chat:
 
     id: str
     title: str
-    is_named: bool
     model: str
     turns: int
     at: datetime
@@ -166,10 +165,7 @@ def recent(session: Session, search: str = "", before: datetime | None = None, l
     newest_first = session.scalars(query.order_by(Run.created_at.desc()))
     firsts = {str(run.group_id): run for run in newest_first}  # the oldest first turn of each chat
     chats = ((firsts[group], at, count) for group, at, count in rows if group in firsts)
-    return [
-        Chat(str(turn.group_id), title(turn), bool(chat_fields(turn).get("name")), turn.model, count, at)
-        for turn, at, count in chats
-    ]
+    return [Chat(str(turn.group_id), title(turn), turn.model, count, at) for turn, at, count in chats]
 
 
 def rename(session: Session, chat_id: str, name: str) -> None:

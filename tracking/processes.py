@@ -6,7 +6,6 @@ Keys are `process:<name>@<machine>:<pid>`; names are worker-gpu, worker-io, reco
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -25,8 +24,6 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 5.0
 FRESH = timedelta(seconds=20)  # a process without a heartbeat for longer counts as gone
 FORGET_AFTER = timedelta(days=1)
-STEP, LOOK_SECONDS = 1.0, 1.0
-"""Seconds by which the wall clock must jump against the monotonic clock to count as changed; interval of this check."""
 
 
 def key(name: str) -> str:
@@ -55,7 +52,7 @@ def heartbeats_during(
                     beat(session, name, **details, **news())
             except SpeculoosError as error:
                 log.warning("No heartbeat of %s: %s", name, error)
-            if _pause(ended):
+            if ended.wait(BEAT_SECONDS):
                 return
 
     thread = threading.Thread(target=run, name=f"beat-{name}", daemon=True)
@@ -67,15 +64,6 @@ def heartbeats_during(
         thread.join(timeout=10)
         with suppress(SpeculoosError), db.writing(settings) as session:
             delete_heartbeat(session, name)
-
-
-def _pause(ended: threading.Event) -> bool:
-    """Wait until the next heartbeat is due, or the clock was changed and so the last one is invalid. True if ended."""
-    due, ahead = time.monotonic() + BEAT_SECONDS, time.time() - time.monotonic()
-    while time.monotonic() < due and abs(time.time() - time.monotonic() - ahead) < STEP:
-        if ended.wait(min(LOOK_SECONDS, BEAT_SECONDS)):
-            return True
-    return ended.is_set()
 
 
 def delete_heartbeat(session: Session, name: str) -> None:

@@ -55,7 +55,6 @@ BY = {
     "answers": N_("statistics in each response"),
     "counters": N_("the server's counters before and after each response"),
     "answers, counters": N_("statistics in the responses, otherwise the server's counters"),
-    "gauge": N_("the server's gauge after the last response, which includes requests of other clients"),
     "": N_("not available: the server publishes no statistics"),
 }
 """Source of a server's acceptance → text."""

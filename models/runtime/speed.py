@@ -41,9 +41,9 @@ def measure_best(file: Path, device: str = "cpu", waits: Sequence[float] = PROBE
 
 def measure(device: torch.device) -> dict[str, float]:
     """`operations_per_second` of matrix products of many rows in the precision of generation, `bytes_per_second` of
-    weights read for a few rows; `learned_`: the same in float32, with the backward pass and without packing. The best
-    of TIMES, since other processes only slow it down. `gpu_bytes`: memory of the GPU, if `device` is one, and `gpus`:
-    their number."""
+    weights read for a few rows; `learned_operations_per_second` in float32, with the backward pass and without packing.
+    The best of TIMES, since other processes only slow it down. `gpu_bytes`: memory of the GPU, if `device` is one, and
+    `gpus`: their number."""
     dtype = torch.bfloat16 if device.type == "cuda" or has_bfloat16(device) else torch.float32
     found: dict[str, float] = {**_packed(device, dtype), **_training(device)}
     if device.type == "cuda":
@@ -66,18 +66,16 @@ def _packed(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
 def _training(device: torch.device) -> dict[str, float]:
     """With matrices that are wider than long, like the LM head of a draft."""
-    head, wide = (nn.Linear(WIDTH, WIDTH * n, bias=False, device=device) for n in (COMPUTE_LAYERS, MEMORY_LAYERS))
-    many, few = (torch.randn(rows, WIDTH, device=device, requires_grad=True) for rows in (ROWS, FEW))
+    head = nn.Linear(WIDTH, WIDTH * COMPUTE_LAYERS, bias=False, device=device)
+    states = torch.randn(ROWS, WIDTH, device=device, requires_grad=True)
 
     def train_step() -> Tensor:
-        logits = head(many)
+        logits = head(states)
         logits.backward(logits.detach())
         return logits
 
-    return {
-        "learned_operations_per_second": 6 * ROWS * WIDTH**2 * COMPUTE_LAYERS / _seconds(train_step, device),
-        "learned_bytes_per_second": 4 * WIDTH**2 * MEMORY_LAYERS / _seconds(lambda: wide(few), device),
-    }
+    operations = 6 * ROWS * WIDTH**2 * COMPUTE_LAYERS
+    return {"learned_operations_per_second": operations / _seconds(train_step, device)}
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

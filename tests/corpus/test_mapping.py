@@ -64,7 +64,8 @@ def test_columns_of_a_table_are_read_by_their_own_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mapping", "message"), [({"question": "x"}, "'question' is none of"), ({"answer": "x"}, "choose the column of the prompt")]
+    ("mapping", "message"),
+    [({"question": "x"}, "'question' is none of"), ({"answer": "x"}, "column of the prompt")],
 )
 def test_invalid_mappings_are_refused(mapping: dict[str, str], message: str) -> None:
     with pytest.raises(BadInput, match=message):

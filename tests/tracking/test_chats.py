@@ -74,7 +74,7 @@ def test_the_list_is_sorted_by_the_last_turn_and_continues_after_a_page(database
     assert listed(database) == ["How do bees find home?", "Name the planets"]
     with reading(database) as rows:
         newest = chats.recent(rows, limit=1)[0]
-    assert (newest.turns, newest.is_named) == (2, False)
+    assert newest.turns == 2
     assert listed(database, before=newest.at) == ["Name the planets"]
 
 

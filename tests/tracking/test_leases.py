@@ -143,21 +143,6 @@ def test_processes_are_alive_while_they_beat(database: Settings) -> None:
         assert [process.key for process in processes.alive(session)] == []
 
 
-@pytest.mark.parametrize("ahead", [2, -2, 3600])
-def test_a_beat_is_due_when_the_clock_is_changed(ahead: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "BEAT_SECONDS", 86_400)
-    checks, true_time, ended = iter(range(100)), time.time, threading.Event()
-
-    def wait(_seconds: float) -> bool:
-        if next(checks) == 2:
-            monkeypatch.setattr(time, "time", lambda: true_time() + ahead)  # the clock is set between two checks
-        return False
-
-    monkeypatch.setattr(ended, "wait", wait)
-    assert not processes._pause(ended)
-    assert next(checks) == 3, "due at the first look after the change, not before"
-
-
 def test_a_silent_process_counts_as_gone_and_is_forgotten_later(database: Settings) -> None:
     with db.writing(database) as session:
         silent = {"name": "worker-gpu", "concurrency": 1}

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.clock import Clock
 from tests.tools.processes import freeze
-from tests.workers.conftest import CLONE, Bench, wait_until
+from tests.workers.conftest import Bench, wait_until
 from tests.workers.test_drills import gone, notes, steps, submit_count, wait_for_steps
 from tracking import db, jobs, processes
 from tracking.states import FINISHED
@@ -15,23 +16,6 @@ from tracking.tables import Job, Preference, now
 from workers import identity
 
 pytestmark = pytest.mark.integration
-
-STEPPED = CLONE / "tests" / "tools" / "stepped_clock"
-
-
-class Clock:
-    """Steps the clock of the processes that a bench starts from now on."""
-
-    def __init__(self, bench: Bench, folder: Path):
-        self.path = folder / "clock"
-        self.bench = bench
-        self.step(0)
-        bench.environment |= {"TEST_CLOCK_FILE": str(self.path), "PYTHONPATH": f"{STEPPED}:{CLONE}"}
-
-    def step(self, ahead: float) -> None:
-        """Set the processes' clock `ahead` seconds ahead of the machine's."""
-        self.path.with_suffix(".new").write_text(str(ahead))
-        self.path.with_suffix(".new").rename(self.path)
 
 
 def wait_for_more_steps(bench: Bench, job: Job, count: int) -> Job:
