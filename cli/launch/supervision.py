@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import psutil
 
 from cli.launch.programs import Program
 from speculoos.errors import Unavailable
+from speculoos.log_files import last_line, rotate_if_full
 from speculoos.resources import update_reserve
 from speculoos.settings import PROJECT_ROOT, Settings
 
@@ -77,14 +77,15 @@ class ProcessSupervisor:
         if now - self._rotated_at > ROTATE_SECONDS:
             self._rotated_at = now
             for name in self.running:
-                _rotate(self._log(name))
+                rotate_if_full(self._log(name), LOG_BYTES, LOG_COPIES)
 
     def check(self, names: Iterable[str]) -> None:
         """`poll`; raise Unavailable, with the last log line, when one of `names` keeps ending early."""
         self.poll()
         for name in names:
             if name in self.running and self.running[name].failures > MAX_FAILURES:
-                raise Unavailable(f"{name} does not start: {_last_line(self._log(name))}", self.log_hint)
+                reason = last_line(self._log(name)).removeprefix("speculoos.errors.") or "its log is empty"
+                raise Unavailable(f"{name} does not start: {reason}", self.log_hint)
 
     @property
     def log_hint(self) -> str:
@@ -139,31 +140,6 @@ def _output(log: Path) -> IO[bytes]:
         return log.open("ab")
     except OSError:
         return open(os.devnull, "wb")
-
-
-def _rotate(log: Path) -> None:
-    """Copy a large log to NAME.log.1 and empty it: its program writes in append mode, so it continues in the file."""
-    copy = log.with_name(f"{log.name}.new")
-    try:
-        if log.stat().st_size < LOG_BYTES:
-            return
-        shutil.copyfile(log, copy)
-        for number in range(LOG_COPIES - 1, 0, -1):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(f"{log}.{number}", f"{log}.{number + 1}")
-        os.replace(copy, f"{log}.1")
-        os.truncate(log, 0)
-    except OSError:  # a full disk; the log is as large as before
-        with contextlib.suppress(OSError):
-            copy.unlink(missing_ok=True)
-
-
-def _last_line(log: Path) -> str:
-    try:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
-    return lines[-1].removeprefix("speculoos.errors.") if lines else "its log is empty"
 
 
 def leftover_processes(settings: Settings) -> list[psutil.Process]:

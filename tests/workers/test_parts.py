@@ -16,6 +16,7 @@ import torch
 
 from speculoos import machine
 from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Unavailable
+from speculoos.log_files import last_line
 from speculoos.redaction import cut_to_words, known_secrets, redact
 from speculoos.settings import Settings, load
 from tests.tools import fake_gpus
@@ -26,7 +27,7 @@ from workers import identity
 from workers.child.context import EXIT_FENCED, Eta, JobContext
 from workers.child.work import measure
 from workers.child.work.measure import take_device
-from workers.supervise.attempt import KILLED_REASON, MEMORY_HINT, AttemptSupervisor, failure_hint, last_line
+from workers.supervise.attempt import KILLED_REASON, MEMORY_HINT, AttemptSupervisor, failure_hint
 from workers.supervise.reconcile import LeaseMonitor, interrupt_lost, jobs_without_message
 from workers.timing import JobTiming, job_timing
 

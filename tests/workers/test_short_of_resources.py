@@ -14,6 +14,7 @@ import pytest
 
 from app.views.job_view import banner, state_label
 from speculoos import resources
+from speculoos.log_files import last_line, rotate_if_full, rotated_log
 from speculoos.settings import load
 from tests.workers.conftest import Bench, wait_until
 from tests.workers.test_drills import steps, submit_count, wait_for_steps
@@ -136,9 +137,9 @@ def test_a_job_that_prints_without_end_fills_no_disk(steady: Bench, tmp_path: Pa
     job = submit_count(steady, tmp_path / "w", steps=400, seconds=0.005, trick="flood")
     steady.wait(job.id, "SUCCEEDED")
     log = attempt.log_path(steady.settings, job.id)
-    size = log.stat().st_size + attempt.rotated_log(log).stat().st_size
+    size = log.stat().st_size + rotated_log(log).stat().st_size
     assert size < 2.5 * attempt.MAX_LOG_BYTES
-    assert "line 399 " in log.read_text() + attempt.rotated_log(log).read_text()
+    assert "line 399 " in log.read_text() + rotated_log(log).read_text()
 
 
 def test_the_last_output_of_a_child_is_kept_when_its_worker_is_killed(bench: Bench, tmp_path: Path) -> None:
@@ -148,8 +149,8 @@ def test_the_last_output_of_a_child_is_kept_when_its_worker_is_killed(bench: Ben
     worker.kill()
     wait_until(lambda: not Path(f"/proc/{running.child['pid']}").exists(), 60, "the child's end")
     log = attempt.log_path(bench.settings, job.id)
-    last_line = max(int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("line "))
-    assert last_line >= max(steps(tmp_path / "w")), "every line it printed before its end"
+    last_number = max(int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("line "))
+    assert last_number >= max(steps(tmp_path / "w")), "every line it printed before its end"
     assert "BrokenPipe" not in log.read_text()
 
 
@@ -157,16 +158,16 @@ def test_a_log_is_rotated_in_place_and_given_up_on_a_full_disk(small_disk: Path)
     log = small_disk / "job.log"
     with log.open("ab", buffering=0) as child:
         child.write(b"old\n" * 100)
-        assert not attempt.rotate_if_full(log, 1000)
+        assert not rotate_if_full(log, 1000)
         child.write(b"new\n" * 200)
-        assert attempt.rotate_if_full(log, 1000) and log.stat().st_size == 0
-        assert attempt.rotated_log(log).read_bytes() == b"old\n" * 50 + b"new\n" * 200
+        assert rotate_if_full(log, 1000) and log.stat().st_size == 0
+        assert rotated_log(log).read_bytes() == b"old\n" * 50 + b"new\n" * 200
         child.write(b"after\n")
         assert log.read_bytes() == b"after\n", "the child goes on at the beginning"
         child.write(b"x" * (8 * MB))
         fill(small_disk, 0)
-        assert attempt.rotate_if_full(log, MB) and log.stat().st_size == 0, "its room is what is needed most"
-    assert attempt.last_line(log) == ""
+        assert rotate_if_full(log, MB) and log.stat().st_size == 0, "its space is needed most"
+    assert last_line(log) == ""
 
 
 def test_lines_of_a_job_name_it_as_text_and_as_json(bench: Bench, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ The worker checks the size: a full file is copied to <job>.log.1 and truncated i
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +20,7 @@ from typing import IO
 
 from speculoos import faults, logs, resources
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
-from speculoos.files import new_path
-from speculoos.logs import message_of
+from speculoos.log_files import last_line, rotate_if_full
 from speculoos.redaction import known_secrets, redact
 from speculoos.settings import Settings, load
 from tracking import db, jobs, leases, reports, shards
@@ -36,8 +34,6 @@ from workers.timing import JobTiming, job_timing
 log = logging.getLogger(__name__)
 stopping = threading.Event()  # set when this worker is stopping (see workers.supervise.worker)
 MAX_LOG_BYTES = 10 * 2**20  # maximum size of the log file, and of the older file
-TAIL_BYTES = 8192
-MAX_LINE_LENGTH = 300  # maximum length of a last line
 KILLED_REASON = "it was killed, perhaps because memory ran out"
 SIGNALS = {signal.SIGKILL: KILLED_REASON, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
@@ -154,7 +150,7 @@ class AttemptSupervisor:
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         while not _wait_for_exit(child, self.timing.poll_seconds):
-            rotate_if_full(self._log)
+            rotate_if_full(self._log, MAX_LOG_BYTES)
             if not self._renew() or self._exceeds_memory(child):
                 return
             self._pause_if_short(child)
@@ -252,11 +248,6 @@ def log_path(settings: Settings, job_id: str) -> Path:
     return settings.home / "logs" / f"{job_id}.log"
 
 
-def rotated_log(log: Path) -> Path:
-    """The rotated file of a log."""
-    return log.with_name(log.name + ".1")
-
-
 def open_log(log: Path, attempt: int) -> IO[bytes]:
     """Open the log file for an attempt's output, appending. Raises OSError if that fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -264,41 +255,3 @@ def open_log(log: Path, attempt: int) -> IO[bytes]:
     with contextlib.suppress(OSError):  # a job must not fail because of a header line
         out.write(f"--- attempt {attempt} ---\n".encode())
     return out
-
-
-def rotate_if_full(log: Path, most: int | None = None) -> bool:
-    """Rotate a log larger than `most` bytes (MAX_LOG_BYTES); returns whether it was. Lines written between copy and
-    truncation are lost. If the log grew past the limit, its last bytes are kept."""
-    most = most or MAX_LOG_BYTES
-    try:
-        with log.open("r+b") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= most:
-                return False
-            file.seek(max(0, size - most))
-            target = rotated_log(log)
-            try:
-                with new_path(target) as new, new.open("wb") as out:
-                    shutil.copyfileobj(file, out, 1 << 20)
-            except OSError:  # the disk is full
-                target.unlink(missing_ok=True)
-            file.truncate(0)
-        return True
-    except OSError:
-        return False
-
-
-def last_line(log: Path) -> str:
-    """The last non-empty line of a log, without the supervisor's header lines; "" if there is none."""
-    lines = _tail(rotated_log(log)) + _tail(log)
-    output = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
-    return message_of(output[-1])[:MAX_LINE_LENGTH] if output else ""
-
-
-def _tail(file: Path) -> list[str]:
-    try:
-        with file.open("rb") as handle:
-            handle.seek(max(0, os.fstat(handle.fileno()).st_size - TAIL_BYTES))
-            return handle.read(TAIL_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return []

@@ -21,6 +21,7 @@ from cli.launch.supervision import (
     leftover_processes,
 )
 from speculoos.errors import Unavailable
+from speculoos.log_files import rotate_if_full, rotated_log
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
 from tests.tools import fake_gpus
@@ -135,21 +136,18 @@ def test_the_programs_end_with_a_killed_parent(settings: Settings) -> None:
     assert "stopped one" in log.read_text()
 
 
-def test_a_large_log_is_rotated_and_its_program_goes_on_in_the_empty_file(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervision, "LOG_BYTES", 10)
+def test_a_large_log_is_rotated_and_its_program_goes_on_in_the_empty_file(settings: Settings) -> None:
     log = settings.home / "logs" / "x.log"
     log.parent.mkdir(parents=True)
     with log.open("a") as program:
         for number in range(5):
-            program.write(f"{number} {'x' * 20}")
+            program.write(f"{'x' * 20} {number}")
             program.flush()
-            supervision._rotate(log)
+            rotate_if_full(log, 10, supervision.LOG_COPIES)
         program.write("last")
     assert log.read_text() == "last"
-    first_characters = [log.with_name(f"x.log.{copy}").read_text()[0] for copy in (1, 2, 3)]
-    assert first_characters == ["4", "3", "2"] and len(list(log.parent.iterdir())) == 4
+    last_characters = [rotated_log(log, copy).read_text()[-1] for copy in (1, 2, 3)]
+    assert last_characters == ["4", "3", "2"] and len(list(log.parent.iterdir())) == 4
 
 
 def test_stop_times_of_all_groups_fit_into_the_promise(settings: Settings) -> None:
