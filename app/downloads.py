@@ -8,8 +8,8 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
-from app.arrivals import files_of
 from app.pages import experiments
+from app.store_downloads import files_of
 from app.views import leaderboard
 from app.views.manage import row as find_row
 from formats import OWN

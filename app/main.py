@@ -33,7 +33,7 @@ from app.views import shell
 from app.widgets.elements import block, loads
 from app.widgets.text import tag
 from ops.starter import ensure_starter
-from ops.storage import surveys_of
+from ops.storage import storage_monitor
 from speculoos import logs
 from speculoos.connections import BoundedConnection, raise_open_file_limit
 from speculoos.errors import SpeculoosError
@@ -58,7 +58,7 @@ def make_app(settings: Settings) -> FastAPI:
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(SpeculoosError, events.answer_error)
-    web_metrics = metrics.add_routes(app, settings, surveys_of(settings))
+    web_metrics = metrics.add_routes(app, settings, storage_monitor(settings))
     auth.add_login(app, settings)
     for name in MOVED:
         app.add_api_route(f"/{name}", partial(redirect, PAGES[name]))

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Match
 
 from ops.health import HealthPart, check
 from ops.metrics import MetricRows, fresh
-from ops.storage import Surveys
+from ops.storage import StorageMonitor
 from speculoos.settings import Settings
 
 REASONS = {
@@ -37,7 +37,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 class WebMetrics:
     """All metrics of one home folder."""
 
-    def __init__(self, settings: Settings, surveys: Surveys):
+    def __init__(self, settings: Settings, monitor: StorageMonitor):
         self.registry = CollectorRegistry()
         self.seconds = Histogram(
             "speculoos_http_request_seconds",
@@ -49,7 +49,7 @@ class WebMetrics:
         self.streams = Gauge(
             "speculoos_event_streams", "Open event streams, by route.", ["route"], registry=self.registry
         )
-        self.registry.register(MetricRows(settings, surveys))
+        self.registry.register(MetricRows(settings, monitor))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
@@ -66,9 +66,9 @@ def readiness(
     return fresh(seconds, lambda: [name for name, part in look(settings, tuple(REASONS)).items() if not part.ok])
 
 
-def add_routes(app: FastAPI, settings: Settings, surveys: Surveys) -> WebMetrics:
+def add_routes(app: FastAPI, settings: Settings, monitor: StorageMonitor) -> WebMetrics:
     """GET /metrics and GET /readyz."""
-    metrics, missing_parts = WebMetrics(settings, surveys), readiness(settings)
+    metrics, missing_parts = WebMetrics(settings, monitor), readiness(settings)
 
     @app.get("/metrics")
     def show(request: Request) -> Response:

@@ -30,8 +30,8 @@ from evaluation.questions import turns
 from evaluation.ties import TIE, first_difference, gap_at
 from models.base import LoadedBase
 from models.chat import render
+from speculoos.cpu_load import OtherCpuLoad
 from speculoos.errors import BadInput, Unavailable
-from speculoos.other_work import OtherCpuLoad
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 4096

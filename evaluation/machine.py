@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from speculoos.other_work import MAX_LOAD_DIFFERENCE, OtherCpuLoad
+from speculoos.cpu_load import MAX_LOAD_DIFFERENCE, OtherCpuLoad
 from speculoos.reporting import Reporter
 
 MAX_NOISE = 0.05

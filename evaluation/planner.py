@@ -38,8 +38,8 @@ from evaluation.shapes import (
 from evaluation.tuning import prompts_of
 from models.base import LoadedBase
 from models.methods import METHODS
+from speculoos.cpu_load import OtherCpuLoad
 from speculoos.errors import BadInput, Unsupported
-from speculoos.other_work import OtherCpuLoad
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024

@@ -24,7 +24,7 @@ from models.base import LoadedBase
 from models.chat import render
 from models.methods import METHODS
 from models.methods.expectation import interpolate, non_decreasing
-from speculoos.other_work import OtherCpuLoad
+from speculoos.cpu_load import OtherCpuLoad
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024

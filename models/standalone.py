@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from models.base import LoadedBase, find_layers, load_base
 from models.checkpoints import SPECULOOS_KEYS
 from models.dequantize import dense_weight, is_plain
-from models.frame import HeadOnlyBase, shallow_config
+from models.head_only import HeadOnlyBase, shallow_config
 from models.methods.standalone import StandaloneSizes
 from models.untrusted import without_unsafe_keys
 from speculoos.errors import BadInput, Unsupported

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from ops.storage import Surveys, database_bytes
+from ops.storage import StorageMonitor, database_bytes
 from speculoos.errors import SpeculoosError
 from speculoos.resources import nearest_existing
 from speculoos.settings import Settings
@@ -18,7 +18,7 @@ from tracking.db import reading
 
 FRESH_SECONDS = 5.0
 """Cache time of metrics from rows."""
-SURVEY_SECONDS = 600.0
+STORAGE_SECONDS = 600.0
 """Cache time of metrics that need the sizes of all files."""
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ def fresh(seconds: float, read: Callable[[], T]) -> Callable[[], T]:
 class MetricRows:
     """A collector of metrics from the database and the disk, cached for a few seconds."""
 
-    def __init__(self, settings: Settings, surveys: Surveys, seconds: float = FRESH_SECONDS):
-        self.settings, self.surveys = settings, surveys
+    def __init__(self, settings: Settings, monitor: StorageMonitor, seconds: float = FRESH_SECONDS):
+        self.settings, self.storage = settings, monitor
         self.collect = fresh(seconds, lambda: list(self._collect()))
 
     def _collect(self) -> Iterator[Metric]:
@@ -79,9 +79,9 @@ class MetricRows:
         disk = shutil.disk_usage(nearest_existing(self.settings.home))
         yield gauge("speculoos_disk_free_bytes", "Free bytes on the disk of the home folder.", [], {(): disk.free})
         yield gauge("speculoos_disk_total_bytes", "Size of that disk.", [], {(): disk.total})
-        if survey := self.surveys.get(SURVEY_SECONDS):
+        if usage := self.storage.get(STORAGE_SECONDS):
             used = "Bytes used by each part of the home folder."
-            yield gauge("speculoos_storage_bytes", used, ["part"], survey.parts)
+            yield gauge("speculoos_storage_bytes", used, ["part"], usage.parts)
 
 
 def gauge(

@@ -55,11 +55,11 @@ class Leftover:
 
 
 @dataclass(frozen=True)
-class Survey:
-    """Result of a count. `parts`: bytes by part of the home."""
+class StorageUsage:
+    """Storage used by a home. `parts`: bytes by part of the home."""
 
     at: datetime
-    things: list[StorageItem]
+    items: list[StorageItem]
     leftovers: list[Leftover]
     parts: dict[str, int]
     disk_free: int
@@ -71,15 +71,15 @@ class Survey:
         return sum(self.parts.values())
 
 
-def survey(settings: Settings) -> Survey:
-    """Count everything now. Takes time where there are many files."""
+def measure_storage(settings: Settings) -> StorageUsage:
+    """Measure everything now. Takes time where there are many files."""
     started = time.monotonic()
     with db.reading(settings) as session:
-        things = [thing(settings, kind, row) for kind, row in rows_with_files(session)]
+        items = [storage_item(settings, kind, row) for kind, row in rows_with_files(session)]
         parts = {"database": database_bytes(session)}
     unused_files = leftovers(settings)
     for kind in KINDS.values():
-        parts[kind] = sum(each.bytes for each in things if each.kind == kind and not each.outside)
+        parts[kind] = sum(each.bytes for each in items if each.kind == kind and not each.outside)
     for part in ("logs", "uploads", EXPORTS, db.BACKUPS, "broker"):
         parts[part] = total_bytes(settings.home / part)
     parts["hidden_states"] = total_bytes(settings.hidden_states_folder)
@@ -87,7 +87,7 @@ def survey(settings: Settings) -> Survey:
     parts["leftovers"] = sum(item.bytes for item in unused_files)
     parts["logs"] -= sum(item.bytes for item in unused_files if item.path.parent.name == "logs")  # counted once
     total, _, free = shutil.disk_usage(settings.home)
-    return Survey(now(), things, unused_files, parts, free, total, time.monotonic() - started)
+    return StorageUsage(now(), items, unused_files, parts, free, total, time.monotonic() - started)
 
 
 def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
@@ -204,36 +204,36 @@ def database_bytes(session: Session) -> int:
     return sum(total_bytes(Path(f"{name}{ending}")) for ending in ("", "-wal", "-shm"))
 
 
-class Surveys:
-    """The last survey of a home. A thread counts again on request when it is older than a minute."""
+class StorageMonitor:
+    """The last measured usage of a home. A thread measures again on request when it is older than a minute."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.last: Survey | None = None
+        self.last: StorageUsage | None = None
         self.problem = ""
         self._lock = threading.Lock()
         self._wanted = False
         self._thread: threading.Thread | None = None
 
-    def get(self, fresh: float = FRESH_SECONDS) -> Survey | None:
-        """The last survey, without waiting; None before the first count has ended. Starts a count if it is older than
-        `fresh` seconds (later where counting takes long)."""
+    def get(self, fresh: float = FRESH_SECONDS) -> StorageUsage | None:
+        """The last usage, without waiting; None before the first measurement has ended. Starts one if it is older than
+        `fresh` seconds (later where measuring takes long)."""
         last = self.last
         is_old = last is None or (now() - last.at).total_seconds() > max(fresh, SHARE * last.seconds)
         if is_old and self._thread is None:
-            self.count()
+            self.measure()
         return last
 
-    def count(self) -> threading.Thread:
-        """Count in a thread; one at a time, and once more for requests that came meanwhile."""
+    def measure(self) -> threading.Thread:
+        """Measure in a thread; one at a time, and once more for requests made meanwhile."""
         with self._lock:
             self._wanted = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._count, name="storage", daemon=True)
+                self._thread = threading.Thread(target=self._measure, name="storage", daemon=True)
                 self._thread.start()
             return self._thread
 
-    def _count(self) -> None:
+    def _measure(self) -> None:
         while True:
             with self._lock:
                 if not self._wanted:
@@ -241,17 +241,17 @@ class Surveys:
                     return
                 self._wanted = False
             try:
-                self.last, self.problem = survey(self.settings), ""
+                self.last, self.problem = measure_storage(self.settings), ""
             except (SpeculoosError, OSError) as error:
                 self.problem = str(error)
 
 
-_surveys: dict[tuple[Path, str], Surveys] = {}
+_monitors: dict[tuple[Path, str], StorageMonitor] = {}
 
 
-def surveys_of(settings: Settings) -> Surveys:
-    """The `Surveys` of a home, shared by metrics and the Storage page."""
-    return _surveys.setdefault((settings.home, settings.database_url), Surveys(settings))
+def storage_monitor(settings: Settings) -> StorageMonitor:
+    """The `StorageMonitor` of a home, shared by metrics and the Storage page."""
+    return _monitors.setdefault((settings.home, settings.database_url), StorageMonitor(settings))
 
 
 def rows_with_files(session: Session) -> Iterator[tuple[str, Any]]:
@@ -261,7 +261,7 @@ def rows_with_files(session: Session) -> Iterator[tuple[str, Any]]:
             yield kind, row
 
 
-def thing(settings: Settings, kind: str, row: Any) -> StorageItem:
+def storage_item(settings: Settings, kind: str, row: Any) -> StorageItem:
     own_folder = settings.home / kind / row.id
     named_folder = settings.home / row.path if row.path else own_folder
     if not named_folder.is_relative_to(settings.home):

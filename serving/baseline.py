@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from speculoos.other_work import are_loads_comparable
+from speculoos.cpu_load import are_loads_comparable
 
 MIN_TOKENS = 16
 MAX_BASELINES = 16  # number of plain speeds kept per base model

@@ -19,10 +19,10 @@ from serving.prompts import Prompts
 from serving.protocol import GenerationRequest
 from serving.queueing import UPKEEP, DeviceQueue
 from speculoos.checksums import ChecksumCache
+from speculoos.cpu_load import OtherCpuLoad
 from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 from speculoos.limited import START_SECONDS
-from speculoos.other_work import OtherCpuLoad
 from speculoos.settings import Settings
 from tracking import leases
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
 
-from speculoos.other_work import lower_priority
+from speculoos.cpu_load import lower_priority
 
 log = logging.getLogger(__name__)
 TYPICAL_SECONDS = 5.0

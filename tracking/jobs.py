@@ -13,7 +13,10 @@ from sqlalchemy.orm import Session, aliased
 
 from speculoos.errors import BadInput, Conflict, Fenced, NotFound
 from tracking import shards
-from tracking.moves import (
+from tracking.names import check_user
+from tracking.states import JobState
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
+from tracking.transitions import (
     ATTEMPTS,
     NO_ERROR,
     QUEUED_AGAIN,
@@ -26,9 +29,6 @@ from tracking.moves import (
     update_job,
     update_job_and_version,
 )
-from tracking.names import check_user
-from tracking.states import JobState
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
 from tracking.values import storable
 
 STOPPED_WITH_PREDECESSOR = "predecessor"  # `error_code` of a job cancelled because its predecessor did not succeed

@@ -13,9 +13,9 @@ from sqlalchemy import ColumnElement, and_, func, insert, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from tracking.moves import check_fence, owned_by_attempt, update_job, update_job_and_version
 from tracking.states import JobState
 from tracking.tables import Job, JobLog, Metric, Sample, now
+from tracking.transitions import check_fence, owned_by_attempt, update_job, update_job_and_version
 from tracking.values import storable
 
 UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}

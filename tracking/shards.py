@@ -16,7 +16,9 @@ from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from speculoos.errors import Cancelled, Conflict
-from tracking.moves import (
+from tracking.states import FINISHED, JobState
+from tracking.tables import Job, now
+from tracking.transitions import (
     ATTEMPTS,
     NO_ERROR,
     QUEUED_AGAIN,
@@ -28,8 +30,6 @@ from tracking.moves import (
     update_job,
     update_job_and_version,
 )
-from tracking.states import FINISHED, JobState
-from tracking.tables import Job, now
 
 MAX_QUEUED_SHARDS = 64  # maximum number of shards of one job whose messages are queued at a time
 MAX_FAILED = 3  # number of failed shards of one job after which its waiting shards are cancelled

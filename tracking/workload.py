@@ -6,9 +6,9 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from tracking.moves import can_start, is_waiting, runs_in_shards
 from tracking.states import JobState
 from tracking.tables import DeviceLease, Job, Preference, Run, now
+from tracking.transitions import can_start, is_waiting, runs_in_shards
 
 QUEUES = ("gpu", "io")
 COUNTER_KEY = "count:"

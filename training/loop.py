@@ -21,7 +21,7 @@ from torch import Tensor
 from models.base import load_base, training_dtype
 from models.checkpoints import read_config, save_draft, stored_tensors, verify_sums
 from models.damage import UNSAVED, BaseChecksums, check_base
-from models.frame import HeadOnlyBase, load_head_only_base
+from models.head_only import HeadOnlyBase, load_head_only_base
 from models.identity import tokenizer_sha256, weights_sha256
 from models.methods.settings import TrainConfig, max_length_error
 from models.runtime.precision import enable_tf32

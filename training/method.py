@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.checkpoints import is_checkpoint, load_draft_for_training
 from models.families import unsupported_reason
-from models.frame import HeadOnlyBase
+from models.head_only import HeadOnlyBase
 from models.logits import check_logits
 from models.methods import find_method
 from models.runtime.forward import FastForward

@@ -16,7 +16,7 @@ from app.widgets.picker import live, table
 from app.widgets.problems import error_text, show_errors
 from app.widgets.text import safe, tag
 from ops import retention, storage
-from ops.storage import Leftover, Survey
+from ops.storage import Leftover, StorageUsage
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
@@ -66,8 +66,8 @@ class BackgroundTask:
 class StoragePage:
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.surveys = storage.surveys_of(settings)
-        self.chore = BackgroundTask()
+        self.storage = storage.storage_monitor(settings)
+        self.task = BackgroundTask()
 
     def build(self) -> None:
         seen, overview = hidden("storage-seen"), block(elem_id="storage-overview")
@@ -79,7 +79,7 @@ class StoragePage:
             cleanup = gr.Button(t("Clean up now"), elem_id="storage-clean", **SMALL)
             measure = gr.Button(t("Measure again"), elem_id="storage-count", **SMALL)
         section(t("Largest items"), t("Each opens on its own page, where it can be deleted."))
-        things = live("storage-things")
+        items = live("storage-items")
         section(t("Leftovers"), t("Files in the home folder that are unused and unchanged for a day."))
         leftovers_block = block(elem_id="storage-leftovers")
         with gr.Row(elem_classes="sp-buttons"):
@@ -90,32 +90,32 @@ class StoragePage:
         measure.click(self.count, None, overview, **QUIET)
         sweep.click(lambda: gr.Column(visible=True), None, dialog, **QUIET)
         confirm.click(self.sweep, None, [message, dialog], **QUIET)
-        drawn = [seen, overview, parts, things, leftovers_block, message, last_round]
+        drawn = [seen, overview, parts, items, leftovers_block, message, last_round]
         on_load(self.draw, drawn)
         gr.Timer(POLL_SECONDS).tick(self.poll, seen, drawn, **QUIET)  # sizes and tasks are not in rows
 
     def draw(self) -> list[Any]:
         """Values of the outputs of the poll."""
-        survey = self.surveys.get()
-        tail = [self.chore.message, self.round_html()]
-        if survey is None:
-            message = self.surveys.problem or t(MEASURING)
+        usage = self.storage.get()
+        tail = [self.task.message, self.last_removal_html()]
+        if usage is None:
+            message = self.storage.problem or t(MEASURING)
             return [self.signature(), tag("p", safe(message), class_="sp-lead"), "", "", "", *tail]
-        leftover_html = leftovers(survey.leftovers, str(self.settings.home))
-        return [self.signature(), overview_tiles(survey), parts_table(survey), rows_table(survey), leftover_html, *tail]
+        leftover_html = leftovers(usage.leftovers, str(self.settings.home))
+        return [self.signature(), overview_tiles(usage), parts_table(usage), rows_table(usage), leftover_html, *tail]
 
     def poll(self, seen: str) -> Any:
         """Values of `drawn` if something changed since `seen`."""
-        self.surveys.get()
+        self.storage.get()
         return gr.skip() if self.signature() == seen else self.draw()
 
     def signature(self) -> str:
         """Changes when a measurement ends or the notice of a task changes."""
-        last = self.surveys.last
-        return f"{last.at if last else ''}|{self.surveys.problem}|{hash(self.chore.message)}"
+        last = self.storage.last
+        return f"{last.at if last else ''}|{self.storage.problem}|{hash(self.task.message)}"
 
     @show_errors()
-    def round_html(self) -> str:
+    def last_removal_html(self) -> str:
         with reading(self.settings) as session:
             return last_cleanup(session.get(Preference, retention.NOTE))
 
@@ -132,39 +132,39 @@ class StoragePage:
 
         def work() -> str:
             deleted_text = retention.describe(action(self.settings))
-            self.surveys.count()
+            self.storage.measure()
             return t("Deleted {words}.", words=deleted_text) if deleted_text else nothing
 
-        self.chore.start(what, work)
-        return self.chore.message
+        self.task.start(what, work)
+        return self.task.message
 
     def count(self) -> Any:
         """Measure again; the poll shows the result."""
-        self.surveys.count()
+        self.storage.measure()
         return tag("p", safe(t(MEASURING)), class_="sp-lead")
 
 
-def overview_tiles(survey: Survey) -> str:
-    of_all = t("of {size}", size=size(survey.disk_total))
-    if survey.disk_free < 0.05 * survey.disk_total:
+def overview_tiles(usage: StorageUsage) -> str:
+    of_all = t("of {size}", size=size(usage.disk_total))
+    if usage.disk_free < 0.05 * usage.disk_total:
         of_all = t("{share} · almost full", share=of_all)
     return tiles(
         [
-            (t("Free on the disk"), size(survey.disk_free), of_all),
-            (t("Used by the home folder"), size(survey.used), t("measured {when}", when=ago(survey.at))),
-            (t("Training states"), size(sum(item.states for item in survey.things)), t("part of the drafts")),
-            (t("Leftovers"), size(survey.parts["leftovers"]), t("files not in use")),
+            (t("Free on the disk"), size(usage.disk_free), of_all),
+            (t("Used by the home folder"), size(usage.used), t("measured {when}", when=ago(usage.at))),
+            (t("Training states"), size(sum(item.states for item in usage.items)), t("part of the drafts")),
+            (t("Leftovers"), size(usage.parts["leftovers"]), t("files not in use")),
         ]
     )
 
 
-def parts_table(survey: Survey) -> str:
+def parts_table(usage: StorageUsage) -> str:
     """Table of the parts of the home folder, largest first."""
     rows = []
-    for name, bytes_ in sorted(survey.parts.items(), key=lambda item: -item[1]):
+    for name, bytes_ in sorted(usage.parts.items(), key=lambda item: -item[1]):
         title, page = PARTS[name]
         link = tag("a" if page else "span", safe(t(title)), href=page or None, class_="sp-row-name")
-        bar = tag("progress", value=bytes_, max=max(survey.used, 1), aria_hidden="true")
+        bar = tag("progress", value=bytes_, max=max(usage.used, 1), aria_hidden="true")
         bar += tag("span", safe(size(bytes_)), class_="sp-size")
         rows.append([link, tag("div", bar, class_="sp-progress")])
     return table([t("Part"), t("Size")], rows, t("Parts of the home folder"))
@@ -187,18 +187,18 @@ PARTS = {
 """Part of the home folder → title and page."""
 
 
-def rows_table(survey: Survey) -> str:
+def rows_table(usage: StorageUsage) -> str:
     """Table of models, datasets and checkpoints, largest first, with links to their pages."""
-    if not survey.things:
+    if not usage.items:
         return empty_state(t("Nothing yet"), t("This list shows models, datasets and drafts with their sizes."))
     rows = []
-    for item in sorted(survey.things, key=lambda item: (item.outside, -item.bytes))[:SHOWN]:
+    for item in sorted(usage.items, key=lambda item: (item.outside, -item.bytes))[:SHOWN]:
         kind, page = KINDS[item.kind]
         link = tag("a", safe(item.name), href=f"{PAGES[page]}?id={item.id}", class_="sp-row-name")
         weight = t("outside the home folder") if item.outside else size(item.bytes)
         rows.append([link, *map(safe, (t(kind), weight, size(item.states) if item.states else "–"))])
     columns = [t("Name"), t("Kind"), t("Size"), t("Training states")]
-    count = largest(SHOWN, len(survey.things))
+    count = largest(SHOWN, len(usage.items))
     return table(columns, rows, t("Largest items"), True, columns[1:], count=count)
 
 

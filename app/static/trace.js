@@ -5,7 +5,7 @@ import { drawTree } from "./tree.js";
 export const isServer = (run) => run.model.startsWith("@");  // tracking/names.py
 export const modelName = ({ model }) => (model.startsWith("@") ? t("{name} · server", { name: model.slice(1) }) : model);
 
-const MAX_LOAD_DIFFERENCE = 0.2;  // maximum difference of two loads, as fractions of the cores (speculoos/other_work.py)
+const MAX_LOAD_DIFFERENCE = 0.2;  // maximum difference of two loads, as fractions of the cores (speculoos/cpu_load.py)
 
 // By depth: how often a drafted child was accepted if its parent was (decoding/stats.py).
 function acceptance(records) {

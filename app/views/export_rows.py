@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.arrivals import download_notice, files_of
 from app.i18n import N_, plural, t
+from app.store_downloads import download_notice, files_of
 from app.views.proof_view import tone
 from app.widgets.elements import badge, fold, notice
 from app.widgets.formatting import size

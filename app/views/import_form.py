@@ -38,7 +38,7 @@ FORMS = N_("Its own file; without one it is downloaded from the Hub if available
 SHAPES = N_("messages, ShareGPT, prompts, Alpaca or MT-Bench, as JSONL, JSON, CSV or parquet")
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
 Fields = Sequence[str | None]
-LOOK, NOTHING = "corpus.first_look:preview", "corpus.first_look:import_problem"
+LOOK, NOTHING = "corpus.import_preview:preview", "corpus.import_preview:import_problem"
 """Functions that read the first rows, in a child process with limits because files are untrusted."""
 STRICT = N_("A suite is read in its own format; the import reports every line that differs.")
 RECOGNIZED = N_("detected")
@@ -129,7 +129,7 @@ class ImportForm:
         options = [(t(RECOGNIZED), ""), *((name, name) for name in result["columns"])]
         selected = [field if field in result["columns"] else "" for field in fields]
         row = gr.Row(visible=bool(result["columns"]))
-        return [first_look(result), row, *(gr.Dropdown(options, value=value) for value in selected)]
+        return [preview_html(result), row, *(gr.Dropdown(options, value=value) for value in selected)]
 
     def first_again(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> str:
         """The first rows with the current mapping; "" without a file."""
@@ -184,7 +184,7 @@ def mapping_of(fields: Fields) -> dict[str, str]:
     return {name: column for name, column in zip(FIELDS, fields, strict=False) if column}
 
 
-def first_look(result: dict[str, Any]) -> str:
+def preview_html(result: dict[str, Any]) -> str:
     bad = sum("reason" in row for row in result["rows"])
     sentence = plural("Preview of the first {n} row.", "Preview of the first {n} rows.", len(result["rows"]))
     left_out = " " + t("{n} of them would be left out.", n=bad) if bad else ""

@@ -15,7 +15,7 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app import arrivals
+from app import store_downloads
 from app.i18n import N_, t
 from app.paths import PAGES
 from app.widgets.bulk import Action, on_bulk
@@ -74,8 +74,8 @@ class Listing:
     def now(self, session: Session, row_id: str) -> str:
         """Signature of what a page shows: the list, or the row with this id."""
         if row_id and self.row_signature:
-            return f"{row_id}|{self.row_signature(session, row_id)}{arrivals.signature()}"
-        return f"{row_id}|{self.signature(session)}{arrivals.signature()}"
+            return f"{row_id}|{self.row_signature(session, row_id)}{store_downloads.signature()}"
+        return f"{row_id}|{self.signature(session)}{store_downloads.signature()}"
 
     def query_of(self, query: Mapping[str, str]) -> Any:
         """The list's query in the URL."""

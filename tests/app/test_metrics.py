@@ -11,7 +11,7 @@ from app import metrics
 from app.main import make_app
 from ops.health import HealthPart
 from ops.metrics import MetricRows
-from ops.storage import Surveys
+from ops.storage import StorageMonitor
 from speculoos.settings import Settings, load
 from tests.tools.databases import database, migrate, postgres  # noqa: F401
 from tests.tools.loops import run_async
@@ -41,7 +41,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 def metric_rows(settings: Settings, fresh: float = 0.0) -> MetricRows:
-    return MetricRows(settings, Surveys(settings), fresh)
+    return MetricRows(settings, StorageMonitor(settings), fresh)
 
 
 def collected(collector: MetricRows) -> dict[tuple[str, ...], float]:
@@ -194,8 +194,8 @@ def test_the_documentation_names_every_metric_and_no_other(home: Settings) -> No
     import re
 
     page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
-    web_metrics = metrics.WebMetrics(home, surveys := Surveys(home))
-    surveys.count().join(30)
+    web_metrics = metrics.WebMetrics(home, monitor := StorageMonitor(home))
+    monitor.measure().join(30)
     names = {family.name for family in web_metrics.registry.collect() if family.name.startswith("speculoos_")}
     names |= {f"{name}_total" for name in names if name in ("speculoos_job_attempts", "speculoos_attempts_lost")}
     names -= {"speculoos_job_attempts", "speculoos_attempts_lost"}

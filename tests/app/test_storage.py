@@ -1,4 +1,4 @@
-"""The Storage page: tables of a survey, and background tasks."""
+"""The Storage page: tables of the usage, and background tasks."""
 
 import threading
 from datetime import timedelta
@@ -24,29 +24,29 @@ def filled(home: Settings) -> Filled:
 
 @pytest.fixture
 def page(filled: Filled) -> StoragePage:
-    """A page without components, with one finished survey."""
+    """A page without components, with one finished measurement."""
     page = StoragePage(filled.settings)
-    page.surveys = storage.Surveys(filled.settings)
-    page.surveys.count().join(30)
+    page.storage = storage.StorageMonitor(filled.settings)
+    page.storage.measure().join(30)
     return page
 
 
 def test_every_part_has_a_title(filled: Filled) -> None:
-    survey = storage.survey(filled.settings)
-    html = storage_view.parts_table(survey)
+    usage = storage.measure_storage(filled.settings)
+    html = storage_view.parts_table(usage)
     for title in ("Models", "Datasets", "Drafts", "Log files", "Uploads", "Database", "Automatic backups"):
         assert title in html
-    assert storage_view.PARTS.keys() == survey.parts.keys()
+    assert storage_view.PARTS.keys() == usage.parts.keys()
 
 
 def test_names_are_never_markup(filled: Filled) -> None:
     with db.writing(filled.settings) as session:
         session.get_one(Base, filled.ids["base"]).name = NASTY
     write(filled.settings.home / "models" / NASTY.replace("/", "") / "x", b"x")
-    survey = storage.survey(filled.settings)
+    usage = storage.measure_storage(filled.settings)
     leftovers = [storage.Leftover(filled.settings.home / "models" / NASTY.replace("/", ""), 5, now())]
     for html in (
-        storage_view.rows_table(survey),
+        storage_view.rows_table(usage),
         storage_view.leftovers(leftovers, str(filled.settings.home)),
     ):
         assert "<img" not in html and "${" not in html and "onerror" in html
@@ -54,18 +54,18 @@ def test_names_are_never_markup(filled: Filled) -> None:
 
 def test_the_largest_come_first_and_the_list_is_bounded() -> None:
     items = [storage.StorageItem("models", f"{n:032x}", f"model-{n}", bytes=n * 1000) for n in range(500)]
-    survey = storage.Survey(now(), items, [], {"leftovers": 0}, 10, 100)
-    html = storage_view.rows_table(survey)
+    usage = storage.StorageUsage(now(), items, [], {"leftovers": 0}, 10, 100)
+    html = storage_view.rows_table(usage)
     assert html.index("model-499") < html.index("model-498") and "model-100<" not in html
     assert "60 largest of 500" in html
 
 
 def test_the_page_draws_at_once_and_again_when_something_was_counted(filled: Filled) -> None:
     page = StoragePage(filled.settings)
-    page.surveys = storage.Surveys(filled.settings)
+    page.storage = storage.StorageMonitor(filled.settings)
     first = page.draw()
-    assert "Measuring" in first[1] or page.surveys.last
-    page.surveys.count().join(30)
+    assert "Measuring" in first[1] or page.storage.last
+    page.storage.measure().join(30)
     update = page.poll(first[0])
     assert "Used by the home folder" in update[1]
     assert not isinstance(page.poll(update[0]), list), "nothing new, nothing drawn"
@@ -96,9 +96,9 @@ def test_a_background_task_runs_once_at_a_time_and_reports_its_result() -> None:
 
 def test_the_page_reports_the_last_cleanup(page: StoragePage, filled: Filled) -> None:
     page.clean()
-    page.chore._thread.join(30)
-    assert "Deleted 1 states" in page.chore.message
-    assert "Last removed just now: 1 states" in page.round_html()
+    page.task._thread.join(30)
+    assert "Deleted 1 states" in page.task.message
+    assert "Last removed just now: 1 states" in page.last_removal_html()
     html = storage_view.last_cleanup(Preference(key=retention.NOTE, value={}, updated_at=now() - timedelta(hours=1)))
     assert "Last cleanup 1 h 0 min ago. Nothing removed so far." in html
     assert "No cleanup yet" in storage_view.last_cleanup(None)

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from speculoos.other_work import are_loads_comparable
+from speculoos.cpu_load import are_loads_comparable
 from tests.browser.furnished import open_drawn
 from tests.browser.services import limit_tokens
 from tests.browser.workbench import Workbench

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from app import turns
-from speculoos.other_work import are_loads_comparable
+from speculoos.cpu_load import are_loads_comparable
 from tests.browser.conftest import VIEWPORT
 from tests.browser.furnished import open_page
 from tests.browser.services import limit_tokens

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from corpus.answered import read_answered
-from corpus.first_look import MAX_MESSAGE_CHARS, columns, import_problem, preview
+from corpus.import_preview import MAX_MESSAGE_CHARS, columns, import_problem, preview
 from corpus.importing import ImportReport, import_prompts
 from corpus.prompts import read_prompts
 from corpus.rows import BadRow, check_mapping, parse_mapping
@@ -80,8 +80,8 @@ def test_pairs_of_the_command_line_are_read() -> None:
 
 
 @pytest.mark.integration
-def test_a_first_look_shows_rows_as_they_would_be_read(file: Path) -> None:
-    result = run_limited("corpus.first_look:preview", str(file), False, {}, seconds=20, memory=2 << 30)
+def test_a_preview_shows_rows_as_they_would_be_read(file: Path) -> None:
+    result = run_limited("corpus.import_preview:preview", str(file), False, {}, seconds=20, memory=2 << 30)
     assert result["columns"] == ["Frage", "Antwort", "prompt", "category"]
     first, second, _ = result["rows"]
     assert first["messages"] == [{"role": "user", "content": "not this one"}]
@@ -100,7 +100,7 @@ def test_a_file_without_usable_rows_is_known_before_the_import(file: Path, tmp_p
     assert import_problem(str(path), False, {"prompt": "title"}) == ""
 
 
-def test_a_first_look_is_short(tmp_path: Path) -> None:
+def test_a_preview_is_short(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text("prompt\n" + "\n".join("x" * 5_000 for _ in range(50)))
     result = preview(str(path), False, {})

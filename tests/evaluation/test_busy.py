@@ -10,7 +10,7 @@ from evaluation.planner import PlanOptions, plan
 from evaluation.questions import built_in
 from evaluation.tuning import tune
 from models.base import load_base
-from speculoos import other_work
+from speculoos import cpu_load
 from speculoos.reporting import SilentReporter
 from tests.evaluation.test_tuned_checkpoints import draft_for
 
@@ -29,7 +29,7 @@ def busy_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two readings 10 s pass in which other programs take 5 s and this one 4 s."""
     readings = count()
     # patched at the lowest level: the reading of the system's counters
-    monkeypatch.setattr(other_work, "_cpu_seconds", lambda: tuple(next(readings) * s for s in (10.0, 9.0, 4.0)))
+    monkeypatch.setattr(cpu_load, "_cpu_seconds", lambda: tuple(next(readings) * s for s in (10.0, 9.0, 4.0)))
 
 
 def check(result: dict, reporter: WarningReporter) -> None:

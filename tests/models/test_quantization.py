@@ -13,7 +13,7 @@ from models.base import load_base
 from models.card import make_card
 from models.dequantize import is_plain
 from models.fetch import fetch_base
-from models.frame import load_head_only_base
+from models.head_only import load_head_only_base
 from models.identity import TensorEntry
 from models.quantize import quantize_folder
 from models.runtime.weights import not_fast_reason

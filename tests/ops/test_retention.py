@@ -218,14 +218,14 @@ def test_space_is_given_back_to_the_disk(home: Settings, monkeypatch: pytest.Mon
 
 def test_sizes_of_things_and_parts(filled_sqlite: Filled) -> None:
     settings, ids = filled_sqlite.settings, filled_sqlite.ids
-    survey = storage.survey(settings)
-    by_id = {thing.id: thing for thing in survey.things}
+    usage = storage.measure_storage(settings)
+    by_id = {thing.id: thing for thing in usage.items}
     heads = settings.home / "checkpoints" / ids["heads"]
     whole = sum(p.stat().st_size for p in heads.rglob("*") if p.is_file())
     states = sum(p.stat().st_size for p in heads.glob("attempt-1/state-*/*"))
     assert (by_id[ids["heads"]].bytes, by_id[ids["heads"]].states) == (whole, states)
-    assert survey.parts["models"] == len(b"base weights") and survey.parts["database"] > 50_000
-    assert survey.used == sum(survey.parts.values()) and survey.disk_free > 0
+    assert usage.parts["models"] == len(b"base weights") and usage.parts["database"] > 50_000
+    assert usage.used == sum(usage.parts.values()) and usage.disk_free > 0
 
 
 def test_a_model_outside_costs_the_home_nothing(filled_sqlite: Filled, tmp_path: Path) -> None:
@@ -233,26 +233,26 @@ def test_a_model_outside_costs_the_home_nothing(filled_sqlite: Filled, tmp_path:
     with db.writing(filled_sqlite.settings) as session:
         checkpoint = session.get_one(Checkpoint, filled_sqlite.ids["heads"])
         checkpoint.path = str(tmp_path / "mine")
-    thing = next(t for t in storage.survey(filled_sqlite.settings).things if t.id == filled_sqlite.ids["heads"])
+    thing = next(t for t in storage.measure_storage(filled_sqlite.settings).items if t.id == filled_sqlite.ids["heads"])
     assert thing.outside and thing.bytes == 5000
 
 
-def test_a_survey_runs_in_a_thread_and_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_is_measured_in_a_thread_and_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, started, go = [], threading.Event(), threading.Event()
 
-    def slow(settings: Settings) -> storage.Survey:
+    def slow(settings: Settings) -> storage.StorageUsage:
         started.set()
         go.wait(30)
         counted.append(1)
         return original(settings)
 
-    original = storage.survey
-    monkeypatch.setattr(storage, "survey", slow)
-    surveys = storage.Surveys(home)
-    assert surveys.get() is None and surveys.get() is None, "nobody waits"
+    original = storage.measure_storage
+    monkeypatch.setattr(storage, "measure_storage", slow)
+    monitor = storage.StorageMonitor(home)
+    assert monitor.get() is None and monitor.get() is None, "nobody waits"
     assert started.wait(30)
-    thread = surveys.count()
+    thread = monitor.measure()
     go.set()
     thread.join(30)
-    assert surveys.get() is not None and len(counted) == 2, "once for the first, once for all that asked meanwhile"
-    assert surveys.get() is surveys.last and len(counted) == 2
+    assert monitor.get() is not None and len(counted) == 2, "once for the first, once for all requests made meanwhile"
+    assert monitor.get() is monitor.last and len(counted) == 2

@@ -7,7 +7,7 @@ import pytest
 
 from serving import baseline
 from serving.baseline import Conditions, PlainBaselines
-from speculoos.other_work import OtherCpuLoad, are_loads_comparable
+from speculoos.cpu_load import OtherCpuLoad, are_loads_comparable
 
 PROMPT = list(range(40))
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from speculoos.other_work import OtherCpuLoad
+from speculoos.cpu_load import OtherCpuLoad
 from tests.serving.conftest import CYCLE_TEXT, HEADS, TOKEN, Served, until
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ import pytest
 from serving.live import LiveRuns
 from serving.queueing import Ticket
 from speculoos import machine
-from speculoos.other_work import OtherCpuLoad
+from speculoos.cpu_load import OtherCpuLoad
 from tests.serving.conftest import CYCLE_TEXT, HEADS, Served, until
 from tracking import chats, leases, runs
 from tracking.db import engine, reading, writing

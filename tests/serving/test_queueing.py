@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.queueing import LONGEST_RETRY, TYPICAL_SECONDS, UPKEEP, Busy, DeviceQueue, Ticket
-from speculoos.other_work import NICE
+from speculoos.cpu_load import NICE
 from tests.serving.conftest import until
 
 

@@ -34,7 +34,7 @@ def complete(served: Served, messages: list[dict[str, str]], **parameters: Any) 
 def test_the_starter_gives_the_same_text_with_drafts_and_reuses_the_chat(
     real: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speculoos.other_work.MIN_CPU_SECONDS", 0.01)  # a fast machine answers in less than the usual
+    monkeypatch.setattr("speculoos.cpu_load.MIN_CPU_SECONDS", 0.01)  # a fast machine answers in less than the usual
     first = [{"role": "user", "content": QUESTION}]
     plain = complete(real, first)
     drafted = complete(real, first, speculation={"drafter": "ngram"})

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.frame import HeadOnlyBase
+from models.head_only import HeadOnlyBase
 from models.methods.settings import FROM_STORE, TrainConfig
 from speculoos.errors import BadInput, Cancelled, NotFound
 from speculoos.reporting import Reporter

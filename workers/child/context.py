@@ -26,7 +26,7 @@ from speculoos.redaction import known_secrets, redact
 from speculoos.reporting import check_stop
 from speculoos.resources import ResourceShortage
 from speculoos.settings import Endpoint, Settings
-from tracking import db, leases, moves, queries, reports, shards, stored
+from tracking import db, leases, queries, reports, shards, stored, transitions
 from tracking.names import KIND_NAMES
 from tracking.tables import Base, Checkpoint, Table, now
 from workers.child.files import JobFiles
@@ -177,8 +177,8 @@ class JobContext:
     def fenced(self) -> Iterator[Session]:
         """A session that commits only while this attempt owns the job. Raises Fenced before anything is written."""
         with db.writing(self.settings) as session:
-            moved = moves.update_job_and_version(session, self.job_id, moves.owned_by_attempt(self.attempt))
-            moves.check_fence(moved, self.job_id, self.attempt)
+            moved = transitions.update_job_and_version(session, self.job_id, transitions.owned_by_attempt(self.attempt))
+            transitions.check_fence(moved, self.job_id, self.attempt)
             yield session
 
     def check_owned(self) -> None:

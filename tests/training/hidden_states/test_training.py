@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.frame import HeadOnlyBase
+from models.head_only import HeadOnlyBase
 from models.methods import train_config
 from speculoos.errors import BadInput, Cancelled, NotFound, Unsupported
 from speculoos.settings import HiddenStatesServer

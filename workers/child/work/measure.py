@@ -15,9 +15,9 @@ from evaluation.replay import open_with_base, playground_answer, project_times, 
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
 from models.base import decoding_dtype, lease_name, load_base, pick_device
 from models.checkpoints import load_draft, update_draft_config
+from speculoos.cpu_load import lower_priority
 from speculoos.errors import BadInput, Unsupported
 from speculoos.files import total_bytes
-from speculoos.other_work import lower_priority
 from tracking import evaluations, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, now
 from workers.child.context import JobContext

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app import arrivals
+from app import store_downloads
 from app.downloads import routes
 from app.events import answer_error
 from app.views import export_rows
@@ -80,11 +80,11 @@ def exports_html(settings: Settings, checkpoint_id: str) -> str:
 
 
 def test_a_checkpoint_of_another_machine_is_fetched_in_the_background(pages: Settings, heads: str) -> None:
-    before = arrivals.signature()
+    before = store_downloads.signature()
     assert "are being downloaded from the store" in exports_html(pages, heads)
-    assert arrivals.signature() != before, "pages that wait are drawn again"
+    assert store_downloads.signature() != before, "pages that wait are drawn again"
     wait_until(lambda: "are being downloaded" not in exports_html(pages, heads), 90, "the files")
-    assert "Create and download" in exports_html(pages, heads) and arrivals.signature() == before
+    assert "Create and download" in exports_html(pages, heads) and store_downloads.signature() == before
     assert (pages.home / "checkpoints" / heads / "attempt-1" / "model.safetensors").exists()
 
 
@@ -125,12 +125,12 @@ def test_files_that_are_nowhere_are_reported(pages: Settings) -> None:
 
     def notice() -> str:
         with db.reading(pages) as session:
-            return arrivals.download_notice(session, pages, session.get_one(Dataset, row.id))
+            return store_downloads.download_notice(session, pages, session.get_one(Dataset, row.id))
 
     wait_until(lambda: "neither on this machine nor in the store" in notice(), 90, "the reason")
 
 
 def test_without_a_store_nothing_is_awaited(home: Settings) -> None:
     with db.reading(home) as session:
-        assert arrivals.download_notice(session, home, Dataset(id="x", path="/nowhere")) == ""
-    assert arrivals.signature() == ""
+        assert store_downloads.download_notice(session, home, Dataset(id="x", path="/nowhere")) == ""
+    assert store_downloads.signature() == ""

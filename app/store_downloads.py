@@ -14,7 +14,7 @@ from tracking import stored
 from tracking.stored import RowFiles
 
 AT_ONCE = 2
-_pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="arrivals")
+_pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="store-downloads")
 _downloads: dict[str, Future[Any]] = {}
 _lock = threading.Lock()
 
