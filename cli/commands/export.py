@@ -73,7 +73,7 @@ def export(
 
 
 def _prove(settings: Any, row: "ExportRow", engine: str, force: bool) -> None:
-    """Compare the draft here and in a server. Raises Unsupported if it drafts differently there, unless `force`."""
+    """Compare the acceptance in this engine and in a server. Raises Unsupported if it differs, unless `force`."""
     from cli.commands.servers import prove_request, run_proof
 
     proof = run_proof(settings, prove_request(settings, row.full_name, engine=engine))["proof"]

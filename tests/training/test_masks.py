@@ -129,10 +129,10 @@ def test_a_base_without_a_template_takes_prompt_and_answer(base, monkeypatch):
 
 def test_masks_of_all_ones_or_zeros_are_refused(base, tmp_path):
     whole = write_dataset(tmp_path / "ones", [{"id": "a", "token_ids": [1, 2], "loss_spans": [[0, 2]]}])
-    with pytest.raises(BadInput, match="every token counts"):
+    with pytest.raises(BadInput, match="all tokens are in the loss"):
         load_conversations(whole, base.tokenizer, 64)
     empty = write_dataset(tmp_path / "zeros", [{"id": "a", "token_ids": [1, 2], "loss_spans": []}])
-    with pytest.raises(BadInput, match="no token of an answer"):
+    with pytest.raises(BadInput, match="no response token is in the loss"):
         load_conversations(empty, base.tokenizer, 64)
     with pytest.raises(NotFound, match="shard-00000"):
         load_conversations(tmp_path, base.tokenizer, 64)
@@ -211,4 +211,4 @@ def test_the_preview_shows_the_same_mask(tiny_base, base, tmp_path):
     first, second = preview(write_dataset(tmp_path / "d", rows), tiny_base)
     assert [p["text"] for p in first["pieces"] if p["in_loss"]] == ["lazy dog<|im_end|>", "3 + 1<|im_end|>"]
     assert "".join(p["text"] for p in first["pieces"]).startswith("<|im_start|>system")
-    assert first["problem"] == "" and "no answer" in second["problem"]
+    assert first["problem"] == "" and "no response" in second["problem"]

@@ -139,7 +139,7 @@ def test_a_server_that_keeps_crashing_is_given_up(steady: Bench, tiny_base: Path
 
 def test_a_server_that_never_becomes_ready_can_be_stopped(steady: Bench, tiny_base: Path) -> None:
     job = start(steady, tiny_base, "silent")
-    steady.wait_for(job.id, lambda row: row.progress_note.startswith("Starts vLLM"), "the start")
+    steady.wait_for(job.id, lambda row: row.progress_note.startswith("Starting vLLM"), "the start")
     stop(steady, job)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(ENGINE) in (p.info["cmdline"] or [])]
 
