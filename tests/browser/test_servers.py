@@ -130,7 +130,7 @@ def test_a_draft_is_compared_with_the_server_from_its_page(page: Page, bench: Wo
     assert row_id(page)
     job_is(page, "SUCCEEDED")
     report = page.locator("#job-report")
-    expect(report).to_contain_text("matches this engine: τ")
+    expect(report).to_contain_text(re.compile(r"Acceptance in llama\.cpp \S+ matches this engine: τ"))
     expect(report).to_contain_text("Accepted at position 1")
     page.goto(f"{bench.url}/models/drafts?id={draft}")
     expect(page.locator("#checkpoint-exports")).to_contain_text("same acceptance in llama.cpp")
