@@ -169,11 +169,11 @@ def target_head(draft: Any, base: Any) -> Head:
 
 
 def fused_features(
-    base: Any, layers: Sequence[int], batch: Batch, states: PaddedStates | None, depths: int
+    base: Any, layers: tuple[int, ...], batch: Batch, states: PaddedStates | None, depths: int
 ) -> dict[str, Tensor]:
     """aux [B, L, layers · H] and hidden [B, L, H] of the base model, from `states` or computed; input_ids [B, L]; and
     `labelled_positions`."""
-    hidden, aux = states or forward_states(base, batch, RequiredStates(tuple(layers)))
+    hidden, aux = states or forward_states(base, batch, RequiredStates(layers))
     features = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids}
     return {**features, **labelled_positions(batch, depths)}
 

@@ -77,8 +77,9 @@ class MedusaMethod(nn.Module):
     def features(self, batch: Batch, states: PaddedStates | None = None) -> dict[str, Tensor]:
         """hidden [N, H] at the counted positions; columns [N, heads] of the labels in the draft's output (−100: none);
         valid bool [N, heads]: there is a label (which may have no column); row and position [N]."""
-        labels, row, position = labelled_positions(batch, self.draft.num_heads).values()
-        labels = labels[row, position]
+        labelled = labelled_positions(batch, self.draft.num_heads)
+        row, position = labelled["row"], labelled["position"]
+        labels = labelled["labels"][row, position]
         hidden, _ = states or forward_states(self._base[0], batch, RequiredStates())
         columns, valid = self.draft.to_draft(labels), labels >= 0
         features = {"hidden": hidden[row, position], "columns": columns, "valid": valid}

@@ -8,9 +8,10 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app import store_downloads, visitor
+from app import visitor
 from app.i18n import N_, plural, t
 from app.links import on_event_open
+from app.store_downloads import download_notice, files_of
 from app.views import data_view
 from app.views.generate_form import GenerateForm, is_for
 from app.views.import_form import ImportForm
@@ -207,14 +208,10 @@ class RowsBrowser:
 
     def view(self, session: Session, data: Dataset, search: str = "", positions: str = "") -> list[Any]:
         """Values of `live`: the rows after the last of `positions` (the pages shown before), and the paging buttons."""
-        if data.state == "ready" and (waits := store_downloads.download_notice(session, self.settings, data)):
+        if data.state == "ready" and (waits := download_notice(session, self.settings, data)):
             return [notice(waits, "info"), gr.Button(visible=False), gr.Button(visible=False), ""]
         shown = positions.split(",")[:MAX_PAGES] if positions else []
-        folder = (
-            store_downloads.files_of(self.settings).path(data)
-            if data.path
-            else self.settings.home / "datasets" / data.id
-        )
+        folder = files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id
         rows = data_rows.rows_from(folder, shown[-1] if shown else "", search[:MAX_SEARCH_LENGTH])
         masks = {} if search.strip() or shown else data_rows.masked_rows(folder)
         html = data_view.preview(rows.rows, masks, search)
