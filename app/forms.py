@@ -130,25 +130,25 @@ def readable(settings: Settings, text: str) -> Path:
     return path
 
 
-def generate_request(source_id: str, who: str | None = "", served: str | None = "", **values: Any) -> GenerateData:
+def generate_request(source_id: str, model: str | None = "", served: str | None = "", **values: Any) -> GenerateData:
     """Request to generate answers for the prompts `source_id`. Raises BadInput.
 
-    `who`: id of a base, or ENDPOINT + name of an endpoint that serves base `served`; `values`: other controls by field.
+    `model`: id of a base, or ENDPOINT + name of an endpoint that serves base `served`. `values`: controls by field.
     """
-    if not who:
+    if not model:
         raise BadInput("Model or endpoint: choose which one generates the responses.")
-    endpoint = who.removeprefix(ENDPOINT) if who.startswith(ENDPOINT) else ""
+    endpoint = model.removeprefix(ENDPOINT) if model.startswith(ENDPOINT) else ""
     if not endpoint:
         values = {name: value for name, value in values.items() if name not in ENDPOINT_FIELDS}
     fields = field_values(GenerateData, values)
-    return GenerateData(source_id=source_id, base_id=(served or "") if endpoint else who, endpoint=endpoint, **fields)
+    return GenerateData(source_id=source_id, base_id=(served or "") if endpoint else model, endpoint=endpoint, **fields)
 
 
 def generate_form(request: GenerateData) -> dict[str, Any]:
     """Form values for a request, used for cloning."""
-    who = f"{ENDPOINT}{request.endpoint}" if request.endpoint else request.base_id
+    model = f"{ENDPOINT}{request.endpoint}" if request.endpoint else request.base_id
     fields = {name: box_value(getattr(request, name)) for name in GENERATE_FIELDS}
-    return {"who": who, "served": request.base_id if request.endpoint else "", **fields}
+    return {"model": model, "served": request.base_id if request.endpoint else "", **fields}
 
 
 def train_request(

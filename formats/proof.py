@@ -130,7 +130,7 @@ class DraftComparison:
     def figures(self) -> dict[str, float]:
         return {
             "largest_relative_difference": self.difference,
-            "places": self.positions,
+            "positions": self.positions,
             "drafted": self.drafted,
             "accepted": self.accepted[0],
         }

@@ -34,8 +34,8 @@ class GenerateForm:
         with gr.Accordion(t("Generate responses"), open=True, elem_id="generate", visible=False) as self.box:
             with gr.Row():
                 info = t("A base model, or an endpoint of settings.toml.")
-                who = dropdown([], label=t("Model or endpoint"), info=info, elem_id="generate-who")
-                model = setting_control(options["endpoint_model"], elem_id("endpoint_model"), visible=False)
+                model = dropdown([], label=t("Model or endpoint"), info=info, elem_id="generate-model")
+                endpoint_model = setting_control(options["endpoint_model"], elem_id("endpoint_model"), visible=False)
                 limit, tokens = (setting_control(options[name], elem_id(name)) for name in MAIN[1:3])
             system = setting_control(options["system_prompt"], elem_id("system_prompt"), max_lines=6, max_length=20_000)
             with closed_accordion(t("More settings"), elem_id="generate-more"):
@@ -45,28 +45,28 @@ class GenerateForm:
                     served = dropdown([], label=label, info=info, elem_id="generate-served", visible=False)
                     api = setting_control(options["api"], elem_id("api"), visible=False)
                 more = setting_rows((options[name] for name in GENERATE_FIELDS if name not in MAIN), elem_id)
-            fields = {"source_id": chosen, "who": who, "served": served}
-            fields |= dict(zip(MAIN, (model, limit, tokens, system, api), strict=True)) | more
+            fields = {"source_id": chosen, "model": model, "served": served}
+            fields |= dict(zip(MAIN, (endpoint_model, limit, tokens, system, api), strict=True)) | more
             self.form = JobForm(settings, "generate", t("Start generating"), fields, generate_request, named=True)
         self.form.keep_in_url()
         self.outputs = self.form.outputs
-        who.change(_endpoint_controls, who, [model, served, api], **QUIET)
+        model.change(_endpoint_controls, model, [endpoint_model, served, api], **QUIET)
 
     def follow(self, shown: gr.HTML) -> None:
         """Update the review when the facts of the dataset change, e.g. when its rows become available."""
         shown.change(self._review_again, self.form.inputs, self.form.review, **QUIET)
 
-    def _review_again(self, name: str, data_id: str, who: str, *values: Any) -> Any:
+    def _review_again(self, name: str, data_id: str, model: str, *values: Any) -> Any:
         """The review; no change before the form is filled in, which updates the review itself."""
-        return self.form.review_now(name, data_id, who, *values) if who else gr.skip()
+        return self.form.review_now(name, data_id, model, *values) if model else gr.skip()
 
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs`; those of the job in `?clone=`."""
         if data is None or not is_for(data):
             return [gr.skip()] * len(self.outputs)
-        values = {"source_id": data.id, "who": query.get("base"), **_cloned(session, query.get("clone", ""))}
+        values = {"source_id": data.id, "model": query.get("base"), **_cloned(session, query.get("clone", ""))}
         bases = [("–", ""), *choices.bases(session)]
-        dropdowns = {"who": choices.response_models(session, self.settings), "served": bases}
+        dropdowns = {"model": choices.response_models(session, self.settings), "served": bases}
         return self.form.fill(query, values, dropdowns, review=True)
 
 
@@ -80,6 +80,6 @@ def _cloned(session: Session, job_id: str) -> dict[str, Any]:
     return generate_form(from_json(job.kind, job.request)) if job and job.kind == GenerateData.kind else {}
 
 
-def _endpoint_controls(who: str | None) -> tuple[Any, ...]:
-    visible = bool(who) and who.startswith(ENDPOINT)
+def _endpoint_controls(model: str | None) -> tuple[Any, ...]:
+    visible = bool(model) and model.startswith(ENDPOINT)
     return gr.Textbox(visible=visible), gr.Dropdown(visible=visible), gr.Dropdown(visible=visible)

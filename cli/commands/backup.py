@@ -109,6 +109,6 @@ def verify(
     damaged = [one for one in findings if one.damage]
     lines = [f"BAD {one.sentence()}" if one.damage else f"ok  {one.kind} {one.name}" for one in findings]
     end = f"{len(damaged)} of {len(findings)} damaged." if damaged else f"{len(findings)} checked, none damaged."
-    result = {"healthy": not damaged, "checked": len(findings), "things": [one.to_json() for one in findings]}
+    result = {"healthy": not damaged, "checked": len(findings), "findings": [one.to_json() for one in findings]}
     finish(result, as_json, "\n".join([*lines, end]))
     return 1 if damaged else 0

@@ -108,7 +108,7 @@ def _describe(reference: str) -> dict:
 
 
 def _entry(job, queues) -> dict:
-    return {**columns(job, *HIDDEN), "place": queues.position(job), "waits": queues.waits_for(job)}
+    return {**columns(job, *HIDDEN), "position": queues.position(job), "waits": queues.waits_for(job)}
 
 
 def _progress(job: dict) -> str:

@@ -13,7 +13,7 @@ from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from workers.jobs.requests import GenerateData, Train
 
-FIELDS = {"who": "base-1", "max_tokens": 64, "temperature": 0, "top_p": 1, "batch_size": 8, "seed": 0}
+FIELDS = {"model": "base-1", "max_tokens": 64, "temperature": 0, "top_p": 1, "batch_size": 8, "seed": 0}
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ def test_an_upload_is_ours_to_remove_and_a_named_file_is_not(settings, tmp_path)
 
 def test_empty_boxes_mean_the_defaults():
     request = forms.generate_request(
-        "set-1", who="base-1", limit="", max_tokens=None, system_prompt=None, max_minutes=""
+        "set-1", model="base-1", limit="", max_tokens=None, system_prompt=None, max_minutes=""
     )
     assert request == GenerateData("set-1", base_id="base-1")
 
 
 def test_an_endpoint_is_told_from_a_base():
-    request = forms.generate_request("set-1", **{**FIELDS, "who": "endpoint:mine", "endpoint_model": " big "})
+    request = forms.generate_request("set-1", **{**FIELDS, "model": "endpoint:mine", "endpoint_model": " big "})
     assert (request.base_id, request.endpoint, request.endpoint_model) == ("", "mine", "big")
     base = forms.generate_request("set-1", **FIELDS, endpoint_model="left over from another choice")
     assert base.endpoint_model == ""
@@ -114,7 +114,7 @@ def test_an_endpoint_is_told_from_a_base():
         ("temperatures", "0.1, warm", "Several temperatures: expected numbers"),
         ("temperatures", "0.1, 9", "Several temperatures: expected numbers from 0 to 5"),
         ("temperatures", "nan", "Several temperatures"),
-        ("who", "", "Model or endpoint"),
+        ("model", "", "Model or endpoint"),
     ],
 )
 def test_a_wrong_field_is_named_as_on_the_page(field, value, message):

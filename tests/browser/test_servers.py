@@ -79,7 +79,7 @@ def test_a_server_from_start_to_stop(page: Page, bench: Workbench, draft: str, t
 
     page.goto(f"{bench.url}/data?id={data}")
     head_is(page, "dataset-head", "ready")
-    choose(page, "generate-who", "endpoint tiny-layers-llamacpp")
+    choose(page, "generate-model", "endpoint tiny-layers-llamacpp")
     box(page, "generate-max-tokens").fill("8")
     box(page, "generate-name").fill("served answers")
     expect(page.locator("#generate-review .sp-command")).to_contain_text("--max-tokens 8")

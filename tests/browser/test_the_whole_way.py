@@ -82,7 +82,7 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     expect(page.locator("#dataset-bad")).to_contain_text("13")
     expect(page.locator("#dataset-preview")).to_contain_text(HOSTILE)
 
-    choose(page, "generate-who", "tiny")
+    choose(page, "generate-model", "tiny")
     box(page, "generate-max-tokens").fill("12")
     expect(page.locator("#generate-review .sp-command")).to_contain_text("--max-tokens 12")
     box(page, "generate-name").fill("answers")

@@ -280,7 +280,7 @@ def test_jobs_show_their_place_and_can_be_cancelled(
     assert main(["jobs", "list", "--json"]) == 0
     rows, _ = last_json(capsys)
     assert [j["id"] for j in rows] == [second.id, first.id]
-    assert rows[0]["place"] == 2 and "waits" in rows[0]
+    assert rows[0]["position"] == 2 and "waits" in rows[0]
     assert main(["jobs", "cancel", first.id[:8]]) == 0
     assert "cancelled" in capsys.readouterr().out
     assert main(["jobs", "cancel", first.id[:8]]) == 1

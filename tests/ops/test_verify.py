@@ -43,7 +43,7 @@ def verify(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
 
 
 def damaged(report: dict) -> dict[str, dict]:
-    return {thing["name"]: thing["damage"] for thing in report["things"] if not thing["ok"]}
+    return {finding["name"]: finding["damage"] for finding in report["findings"] if not finding["ok"]}
 
 
 def test_undamaged_files_are_listed_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_damaged_files_are_listed_with_a_remedy(
         "tiny@heads": {WEIGHTS: "is damaged (its sha256 differs from SHA256SUMS)"},
         "answers": {"dataset.json": "counts 40 rows, the shards hold 10"},
     }
-    assert all(thing["mend"] for thing in report["things"])
+    assert all(finding["repair"] for finding in report["findings"])
     part = doctor(home, ["files"])["files"]
     assert not part.ok and "model tiny in" in part.detail and "And 2 more" in part.detail and "verify" in part.hint
     assert damaged(verify(capsys, "tiny@heads")[1]).keys() == {"tiny@heads"}

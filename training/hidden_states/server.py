@@ -58,7 +58,7 @@ class StatesBody(BaseModel):
 
     rows: list[list[NonNegativeInt]] = Field(min_length=1)
     layers: list[NonNegativeInt] = []
-    places: list[list[NonNegativeInt]] | None = None  # `positions` of StatesRequest
+    positions: list[list[NonNegativeInt]] | None = None
     base_sha256: str = ""
 
 
@@ -75,7 +75,7 @@ def parse_request(body: bytes, base: Any, sha256: str, limits: RequestLimits) ->
             f"This server runs a base with weights {sha256[:12]}…, the request is for {request.base_sha256[:12]}….",
             "Serve the base model of this training.",
         )
-    lengths, positions = [*map(len, request.rows)], request.places
+    lengths, positions = [*map(len, request.rows)], request.positions
     if len(lengths) > limits.rows or max(lengths) * len(lengths) > limits.tokens:
         raise BadInput(
             f"rows: {len(lengths)} rows of up to {max(lengths)} tokens are more than the {limits.rows} rows and "
@@ -91,13 +91,13 @@ def parse_request(body: bytes, base: Any, sha256: str, limits: RequestLimits) ->
     if len(request.layers) > (max_layers := max(base.num_layers, MIN_LAYER_LIMIT)):  # each adds to the response
         raise BadInput(f"layers: at most {max_layers} at once, got {len(request.layers)}.")
     if positions is not None and len(positions) != len(lengths):
-        raise BadInput(f"places: expected a list for each of {len(lengths)} rows, got {len(positions)}.")
+        raise BadInput(f"positions: expected a list for each of {len(lengths)} rows, got {len(positions)}.")
     for row_positions, length in zip(positions or (), lengths, strict=False):
         if row_positions != sorted(set(row_positions)) or (row_positions and row_positions[-1] >= length):
-            raise BadInput(f"places: expected ascending positions of a row of {length} tokens.")
+            raise BadInput(f"positions: expected ascending positions of a row of {length} tokens.")
     rows, positions = (
         values and tuple(torch.tensor(row, dtype=torch.int32) for row in values)
-        for values in (request.rows, request.places)
+        for values in (request.rows, request.positions)
     )
     return StatesRequest(rows, tuple(request.layers), positions)
 

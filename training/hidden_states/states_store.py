@@ -60,14 +60,14 @@ class StatesStore:
 
     def write_answers(self, row: Sequence[int], positions: Sequence[int], hidden: Tensor) -> None:
         """Store the head's input `hidden` [m, H] at ascending `positions` [m] of a row of token ids."""
-        tensors = {"hidden": hidden, "places": torch.tensor(positions, dtype=torch.int32)}
+        tensors = {"hidden": hidden, "positions": torch.tensor(positions, dtype=torch.int32)}
         self._save(self._path(_generated_row_key(row)), tensors)
 
     def _from_generation(self, row_request: StatesRequest) -> dict[str, Tensor]:
         """Selected positions of a row stored by `write_answers`; {} unless it has all of them."""
         (row,), (positions,) = row_request.rows, row_request.positions or ()
         tensors = _load(self._path(_generated_row_key(row.tolist())))
-        stored, hidden = tensors.get("places", positions[:0]), tensors.get("hidden", positions[:0])
+        stored, hidden = tensors.get("positions", positions[:0]), tensors.get("hidden", positions[:0])
         if not len(stored) or len(hidden) != len(stored):
             return {}
         indices = torch.searchsorted(stored, positions.int()).clamp(max=len(stored) - 1)
@@ -101,7 +101,7 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 
 def _generated_row_key(row: Sequence[int]) -> dict:
-    return {"base_sha256": "", "rows": [list(row)], "layers": [], "places": FROM_GENERATION}
+    return {"base_sha256": "", "rows": [list(row)], "layers": [], "positions": FROM_GENERATION}
 
 
 def _subset(request: StatesRequest, row_indices: Sequence[int]) -> StatesRequest:

@@ -1,7 +1,7 @@
 """The messages of the hidden states protocol between a training and a server that runs the base model.
 
     GET  /v1/base           → JSON: which base, its sizes, its limits (`base_info` in training/hidden_states/server.py)
-    POST /v1/hidden_states  ← JSON: {"base_sha256", "rows", "layers", "places"}   → safetensors: hidden, aux
+    POST /v1/hidden_states  ← JSON: {"base_sha256", "rows", "layers", "positions"}   → safetensors: hidden, aux
 
 Values are sent as they are in memory (bfloat16 stays bfloat16), without padding; nothing is pickled.
 """
@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from speculoos.errors import BadInput
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_VALUE_BYTES = 4  # maximum bytes of one value
 MEDIA_TYPE = "application/vnd.safetensors"
 MIN_LAYER_LIMIT = 3
@@ -50,7 +50,7 @@ class StatesRequest:
     def to_json(self, base_sha256: str = "") -> dict[str, Any]:
         positions = None if self.positions is None else [row.tolist() for row in self.positions]
         rows = [row.tolist() for row in self.rows]
-        return {"base_sha256": base_sha256, "rows": rows, "layers": list(self.layers), "places": positions}
+        return {"base_sha256": base_sha256, "rows": rows, "layers": list(self.layers), "positions": positions}
 
 
 @dataclass(frozen=True, eq=False)

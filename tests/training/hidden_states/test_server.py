@@ -53,7 +53,7 @@ def test_it_says_which_base_it_runs(client: TestClient, engine: StatesEngine) ->
 
 def test_it_gives_what_the_base_gives_without_padding(client: TestClient, tiny_base: Path) -> None:
     base = load_base(tiny_base)
-    response = post(client, layers=[2, 0], places=[[1, 4], []])
+    response = post(client, layers=[2, 0], positions=[[1, 4], []])
     assert response.headers["content-type"] == "application/vnd.safetensors"
     states = from_bytes(response.content)
     assert states.hidden.shape == (2, 32) and states.aux.shape == (8, 64)
@@ -107,8 +107,8 @@ def test_rows_of_a_response_can_be_separated(tiny_base: Path) -> None:
         ({"rows": [[-1]]}, 400, "rows.0.0: input should be greater than or equal to 0"),
         ({"layers": [4]}, 400, "layers: this base has layers 0 to 3, got 4"),
         ({"layers": [1] * 100_000}, 400, "layers: at most 4 at once, got 100000"),
-        ({"places": [[0]]}, 400, "places: expected a list for each of 2 rows, got 1"),
-        ({"places": [[5], []]}, 400, "places: expected ascending positions of a row of 5 tokens"),
+        ({"positions": [[0]]}, 400, "positions: expected a list for each of 2 rows, got 1"),
+        ({"positions": [[5], []]}, 400, "positions: expected ascending positions of a row of 5 tokens"),
         ({"surprise": 1}, 400, "surprise: extra inputs are not permitted"),
         ({"base_sha256": "ab" * 32}, 409, "runs a base with weights .*, the request is for abababababab"),
     ],
