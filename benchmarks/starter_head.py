@@ -53,7 +53,7 @@ def main() -> None:
     info = {
         "base": "starter",
         "base_sha256": card["weights_sha256"],
-        "dataset": f"{facts['rows']} answers of the starter",
+        "dataset": f"{facts['rows']:,} answers of the starter",
         "settings": config.to_json(),
         "notes": notes,
     }

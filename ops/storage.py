@@ -83,6 +83,7 @@ def measure_storage(settings: Settings) -> StorageUsage:
     for part in ("logs", "uploads", EXPORTS, db.BACKUPS, "broker"):
         parts[part] = total_bytes(settings.home / part)
     parts["hidden_states"] = total_bytes(settings.hidden_states_folder)
+    parts["engines"] = total_bytes(settings.engines_folder)
     parts["trackers"] = total_bytes(settings.trackers_folder)
     parts["leftovers"] = sum(item.bytes for item in unused_files)
     parts["logs"] -= sum(item.bytes for item in unused_files if item.path.parent.name == "logs")  # counted once

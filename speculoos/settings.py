@@ -220,6 +220,11 @@ class Settings:
         return self.home / "trackers"
 
     @property
+    def engines_folder(self) -> Path:
+        """Virtual environments of installed servers, by package."""
+        return self.home / "engines"
+
+    @property
     def is_loopback(self) -> bool:
         return self.host in LOOPBACK
 

@@ -178,6 +178,7 @@ PARTS = {
     "uploads": (N_("Uploads"), PAGES["data"]),
     "exports": (N_("Downloads, created again on request"), PAGES["checkpoints"]),
     "hidden_states": (N_("Hidden states, kept until you delete them"), PAGES["train"]),
+    "engines": (N_("Installed servers"), PAGES["servers"]),
     "trackers": (N_("Trackers: data for TensorBoard and others"), PAGES["settings"]),
     "database": (N_("Database"), ""),
     "backups": (N_("Automatic backups"), ""),

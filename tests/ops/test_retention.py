@@ -216,16 +216,18 @@ def test_space_is_given_back_to_the_disk(home: Settings, monkeypatch: pytest.Mon
     assert storage.database_file(home).stat().st_size < full / 2
 
 
-def test_sizes_of_things_and_parts(filled_sqlite: Filled) -> None:
+def test_sizes_of_rows_and_parts(filled_sqlite: Filled) -> None:
     settings, ids = filled_sqlite.settings, filled_sqlite.ids
+    write(settings.engines_folder / "llamacpp" / "bin" / "python", bytes(3000))
     usage = storage.measure_storage(settings)
-    by_id = {thing.id: thing for thing in usage.items}
+    by_id = {item.id: item for item in usage.items}
     heads = settings.home / "checkpoints" / ids["heads"]
     whole = sum(p.stat().st_size for p in heads.rglob("*") if p.is_file())
     states = sum(p.stat().st_size for p in heads.glob("attempt-1/state-*/*"))
     assert (by_id[ids["heads"]].bytes, by_id[ids["heads"]].states) == (whole, states)
     assert usage.parts["models"] == len(b"base weights") and usage.parts["database"] > 50_000
-    assert usage.used == sum(usage.parts.values()) and usage.disk_free > 0
+    assert usage.parts["engines"] == 3000 and usage.used == sum(usage.parts.values())
+    assert usage.disk_free > 0
 
 
 def test_a_model_outside_costs_the_home_nothing(filled_sqlite: Filled, tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from workers.jobs import sizes
 from workers.jobs.arguments import Operand, changed_options
 from workers.jobs.request import Namer, Need, Rate, Request
 
-ENVIRONMENTS = "engines"
-"""Folder of the home with a virtual environment for each installed engine."""
 LARGEST_CONTEXT = 2**20
 
 
@@ -116,7 +114,7 @@ def engine_command(settings: Settings, engine: ServerEngine) -> tuple[str, list[
     if configured and (configured.python or configured.command):
         return configured.python, configured.command
     for name in engine.wheels:
-        python = settings.home / ENVIRONMENTS / name / "bin" / "python"
+        python = settings.engines_folder / name / "bin" / "python"
         if python.exists():
             return str(python), []
     return "", []

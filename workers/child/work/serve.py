@@ -30,7 +30,7 @@ from tracking.tables import Base, Checkpoint, Job
 from workers.child.context import JobContext
 from workers.child.engine import EngineProcess, PortTaken, engine_version, python_command, reserved_port, server_folder
 from workers.jobs.requests import InstallServer, Serve
-from workers.jobs.serve import ENVIRONMENTS, engine_command, extra_arguments, not_installed
+from workers.jobs.serve import engine_command, extra_arguments, not_installed
 
 MAX_RESTARTS = 3
 STABLE_SECONDS = 600.0
@@ -249,7 +249,7 @@ def _remove_old_folders(context: JobContext) -> None:
 def run_install(request: InstallServer, context: JobContext) -> dict[str, Any]:
     """Make the environment and install the packages with pip; the environment is complete or does not exist."""
     engine = INSTALLABLE[request.package]
-    target = context.settings.home / ENVIRONMENTS / request.package
+    target = context.settings.engines_folder / request.package
     with new_folder(target, replace=True) as building:
         show(context, "Creating the virtual environment.")
         venv.create(building, with_pip=not HAS_PIP)  # installing pip would take seconds
