@@ -15,7 +15,7 @@ def quickstart(
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first prompts; default: all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Import prompts, generate responses, train, export and evaluate an EAGLE-3 draft: five jobs."""
+    """Import prompts, generate responses, train, evaluate and export an EAGLE-3 draft: five jobs."""
     from cli.follow import follow
     from cli.launch.services import Services, programs_for
     from workers.jobs.guided import result, submit_quickstart

@@ -245,8 +245,8 @@ def test_a_system_prompt_for_a_base_without_a_chat_template_is_refused(
     submit(local.changed(endpoint="mine"), settings=offline)
 
 
-@pytest.mark.parametrize(("layers", "kinds"), [(4, ["train", "evaluate"]), (7, ["train", "export", "evaluate"])])
-def test_a_guided_run_exports_what_servers_can_load_and_then_measures_alone(
+@pytest.mark.parametrize(("layers", "kinds"), [(4, ["train", "evaluate"]), (7, ["train", "evaluate", "export"])])
+def test_a_guided_run_exports_what_servers_can_load_once_it_is_measured(
     offline: Settings, ready: dict[str, str], layers: int, kinds: list[str]
 ) -> None:
     """With fewer than seven layers the three that EAGLE-3 reads by default are not distinct."""
@@ -257,4 +257,4 @@ def test_a_guided_run_exports_what_servers_can_load_and_then_measures_alone(
     with db.reading(offline) as session:
         created = [session.get_one(Job, job_id) for job_id in chain.job_ids]
         assert [job.kind for job in created][-len(kinds) :] == kinds
-        assert created[-1].after_id == created[-2].id, "an export at the same time would slow the evaluation down"
+        assert created[-1].after_id == created[-2].id, "beside an evaluation it would slow it down"

@@ -1,4 +1,4 @@
-"""Guided runs: prompts → responses → draft → export → evaluation, as the jobs of one experiment. No torch.
+"""Guided runs: prompts → responses → draft → evaluation → export, as the jobs of one experiment. No torch.
 
 The page `app/pages/guided.py` and `speculoos quickstart` submit them; `result` reads the figures.
 """
@@ -78,11 +78,12 @@ def submit_guided(
     training = _training(base, generated.request["dataset_id"], minutes)
     trained = submit(training, like=HEADS_NAME, **common)
     checkpoint_id = trained.request["checkpoint_id"]
-    exported = submit(Export(checkpoint_id=checkpoint_id, format=VLLM.name), **common) if can_export(base) else None
     questions = {"max_minutes": round(EVALUATING * minutes, 1), **(SHORT_QUESTIONS if is_short else {})}
     evaluation = Evaluate(base_id=base_id, checkpoint_id=checkpoint_id, **questions)
-    evaluated = submit(evaluation, after=exported, **common)  # an export at the same time would slow it down
-    job_ids = tuple(job.id for job in (importing, generated, trained, exported, evaluated) if job)
+    evaluated = submit(evaluation, **common)
+    export = Export(checkpoint_id=checkpoint_id, format=VLLM.name)  # after the evaluation: its README has the figures
+    exported = submit(export, after=evaluated, **common) if can_export(base) else None
+    job_ids = tuple(job.id for job in (importing, generated, trained, evaluated, exported) if job)
     return Chain(
         experiment, evaluated.experiment_id, job_ids, base_id, checkpoint_id, evaluated.request["evaluation_id"]
     )
