@@ -1,42 +1,31 @@
 """Requests from the pages to the inference server."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from app import inference
 from cli.launch.first_start import main as first_start
 from speculoos.settings import Settings
+from tests.tools.local_server import Handler, serving
 
 
-class Accepts(BaseHTTPRequestHandler):
+class Accepts(Handler):
     """Answers everything with an empty object."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.read_json()
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *args: object) -> None:
-        pass
+        self.send_json(200, {})
 
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Accepts) as http_server:
-        thread = threading.Thread(target=http_server.serve_forever, args=(0.05,))
-        thread.start()
-        yield f"http://127.0.0.1:{http_server.server_port}"
-        http_server.shutdown()
-        thread.join()
+    with serving(Accepts) as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,12 @@ A user turn that says "refuse me" gets 400, one that says "take your time" gets 
 ends with a number waits while the folder of PORT_FILE has a hold of answers (tests.workers.holds).
 """
 
-import json
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.tools.local_server import Handler, serve_process
 from tests.workers.holds import ANSWERS, wait_while_held
 
 ARGUMENTS = dict(enumerate(sys.argv))
@@ -21,41 +20,28 @@ COUNT = {"requests": 0, "answers": 0}
 LOCK = threading.Lock()
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
+class FlakyHandler(Handler):
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.read_json()
         with LOCK:
             COUNT["requests"] += 1
             number = COUNT["requests"]
         text = body["messages"][-1]["content"]
         if self.headers.get("Authorization") != "Bearer sesame-4711":
-            self.reply(401, {"error": {"message": f"wrong key {self.headers.get('Authorization')}"}})
+            self.send_json(401, {"error": {"message": f"wrong key {self.headers.get('Authorization')}"}})
         elif EVERY and number % EVERY == 0:
             status = 429 if number % 2 else 500
-            self.reply(status, {"error": {"message": "busy", "type": "server_error"}})
+            self.send_json(status, {"error": {"message": "busy", "type": "server_error"}})
         elif text == "refuse me":
-            self.reply(400, {"error": {"message": "this prompt is not allowed"}})
+            self.send_json(400, {"error": {"message": "this prompt is not allowed"}})
         else:
             time.sleep(2 if text == "take your time" else SECONDS)
             if (number := text.rpartition(" ")[2]).isdigit():
                 wait_while_held(Path(sys.argv[1]).parent, ANSWERS, int(number))
-            self.reply(200, answer(body, text))
+            self.send_json(200, answer(body, text))
 
     def do_GET(self) -> None:
-        self.reply(200, COUNT)
-
-    def reply(self, status: int, value: dict) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_args: object) -> None:
-        pass
+        self.send_json(200, COUNT)
 
 
 def answer(body: dict, text: str) -> dict:
@@ -72,8 +58,4 @@ def answer(body: dict, text: str) -> dict:
 
 
 if __name__ == "__main__":
-    server = ThreadingHTTPServer(("127.0.0.1", int(ARGUMENTS.get(4, 0))), Handler)
-    temporary = Path(sys.argv[1] + ".part")
-    temporary.write_text(str(server.server_port))
-    temporary.rename(sys.argv[1])
-    server.serve_forever()
+    serve_process(FlakyHandler, int(ARGUMENTS.get(4, 0)))

@@ -3,12 +3,10 @@ OpenAI (which rejects unknown arguments) and one that ignores the request for id
 turn that contains "think" is answered with reasoning first, one that contains "nothing" with an empty text.
 """
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from models.chat import render
+from tests.tools.local_server import Handler, serving
 
 THOUGHT = "<think>\nhm, well\n</think>\n\n"
 
@@ -20,20 +18,14 @@ class LabellingServer:
         self.tokenizer, self.form, self.lie = tokenizer, form, lie
         self.eos = tokenizer.convert_tokens_to_ids("<|im_end|>")
         self.bodies: list[dict[str, Any]] = []
-        handler = type("Handler", (_Handler,), {"owner": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
 
     def __enter__(self) -> "LabellingServer":
-        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
+        self._serving = serving(type("Bound", (LabellingHandler,), {"owner": self}))
+        self.url = f"{self._serving.__enter__()}/v1"
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *error: Any) -> None:
+        self._serving.__exit__(*error)
 
     def respond(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         self.bodies.append(body)
@@ -89,19 +81,8 @@ class LabellingServer:
         return ids, prompt[1:] if self.lie == "ids of another prompt" else prompt
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class LabellingHandler(Handler):
     owner: LabellingServer
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status, value = self.owner.respond(self.path, body)
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_args: object) -> None:
-        pass
+        self.send_json(*self.owner.respond(self.path, self.read_json()))

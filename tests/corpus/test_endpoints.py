@@ -21,6 +21,7 @@ from corpus.shards import read_rows
 from speculoos.errors import BadInput, Cancelled, Unavailable
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
+from tests.tools.local_server import start_server
 from tests.tools.ports import free_ports
 
 SERVER = "tests.corpus.flaky_server"
@@ -114,12 +115,7 @@ def test_a_missing_model_name_is_an_error() -> None:
 
 
 def start(port: int, folder: Path) -> subprocess.Popen[bytes]:
-    file = folder / f"port-{port}-{time.monotonic()}"
-    process = subprocess.Popen([sys.executable, "-m", SERVER, str(file), "0", "0.02", str(port)])
-    while not file.exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    return process
+    return start_server(SERVER, folder / f"port-{port}-{time.monotonic()}", 0, 0.02, port)
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """Generation through an endpoint, against a real HTTP process that fails every third request (issue 2, line 4)."""
 
 import json
-import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ from corpus.shards import read_rows, read_summary
 from speculoos.errors import Cancelled, Unavailable
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
+from tests.tools.local_server import server_process
 from tests.tools.loops import run_async
 
 pytestmark = pytest.mark.integration
@@ -46,16 +44,8 @@ class RecordingReporter(SilentReporter):
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     """URL of a fresh flaky server in its own process."""
-    port_file = tmp_path / "port"
-    process = subprocess.Popen([sys.executable, "-m", SERVER, str(port_file)])
-    try:
-        while not port_file.exists():
-            assert process.poll() is None
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port_file.read_text()}/v1"
-    finally:
-        process.kill()
-        process.wait()
+    with server_process(SERVER, tmp_path / "port") as url:
+        yield f"{url}/v1"
 
 
 @pytest.fixture

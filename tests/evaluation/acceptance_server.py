@@ -1,5 +1,6 @@
 """A process that answers chats and publishes its drafting figures as other servers do:
-python acceptance_server.py PORT_FILE vllm | vllm_each | llamacpp | sglang | tensorrt_llm | silent [KEY].
+python -m tests.evaluation.acceptance_server PORT_FILE KIND [KEY], where KIND is vllm, vllm_each, llamacpp,
+sglang, tensorrt_llm or silent.
 
 Every answer of the model `drafted` is 8 tokens out of 3 verifications, which took 5 drafted tokens: 3 at depth 1 and 2
 at depth 2. The model `plain` drafts nothing and is slower. The text "fail" is refused with an error that contains the
@@ -13,9 +14,9 @@ import select
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
+
+from tests.tools.local_server import Handler, serve_process
 
 KIND, KEY = sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else ""
 TOKENS, DRAFTS, ACCEPTED = 8, 3, (3, 2)
@@ -27,34 +28,32 @@ CAPACITY, MOST = 3, 8
 RUNNING = {"now": 0, "most": 0}
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
+class AcceptanceHandler(Handler):
     def do_GET(self) -> None:
         if self.path == "/v1/models":
             owner = KIND.removesuffix("_each")
-            self.reply(200, {"object": "list", "data": [{"id": "drafted", "object": "model", "owned_by": owner}]})
+            self.send_json(200, {"object": "list", "data": [{"id": "drafted", "object": "model", "owned_by": owner}]})
         elif self.path == "/most":
-            self.reply(200, RUNNING)
+            self.send_json(200, RUNNING)
         elif self.path == "/metrics" and KIND.startswith(("vllm", "llamacpp")):
-            self.send(200, metrics().encode(), "text/plain; version=0.0.4")
+            self.send(200, metrics().encode(), {"Content-Type": "text/plain; version=0.0.4"})
         else:
-            self.reply(404, {"error": {"message": "nothing here"}})
+            self.send_json(404, {"error": {"message": "nothing here"}})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.read_json()
         text = body["messages"][-1]["content"]
         if KEY and self.headers.get("Authorization") != f"Bearer {KEY}":
-            self.reply(401, {"error": {"message": "wrong key"}})
+            self.send_json(401, {"error": {"message": "wrong key"}})
         elif text == "fail":
-            self.reply(400, {"error": {"message": f"refused, {self.headers.get('Authorization')}"}})
+            self.send_json(400, {"error": {"message": f"refused, {self.headers.get('Authorization')}"}})
         elif text == "odd":
-            self.send(200, b"<html>", "text/html")
+            self.send(200, b"<html>", {"Content-Type": "text/html"})
         elif body.get("stream"):
             self.stream(body, text)
         else:
             time.sleep(SECONDS[body["model"]])
-            self.reply(200, answer(body, text))
+            self.send_json(200, answer(body, text))
 
     def stream(self, body: dict[str, Any], text: str) -> None:
         with LOCK:
@@ -62,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
             RUNNING["most"] = max(RUNNING["most"], running := RUNNING["now"])
         try:
             if running > MOST:
-                return self.reply(429, {"error": {"message": "too many requests"}})
+                return self.send_json(429, {"error": {"message": "too many requests"}})
             full = answer(body, text)
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
@@ -86,19 +85,6 @@ class Handler(BaseHTTPRequestHandler):
     def event(self, value: dict[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
         self.wfile.flush()
-
-    def reply(self, status: int, value: dict[str, Any]) -> None:
-        self.send(status, json.dumps(value).encode(), "application/json")
-
-    def send(self, status: int, data: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_args: object) -> None:
-        pass
 
 
 def answer(body: dict[str, Any], text: str) -> dict[str, Any]:
@@ -136,8 +122,4 @@ def metrics() -> str:
 
 
 if __name__ == "__main__":
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    temporary = Path(sys.argv[1] + ".part")
-    temporary.write_text(str(server.server_port))
-    temporary.rename(sys.argv[1])
-    server.serve_forever()
+    serve_process(AcceptanceHandler)

@@ -1,8 +1,6 @@
 """Evaluation of a suite through separate server processes that publish their drafting as vLLM, llama.cpp, SGLang and
 TensorRT-LLM do; our server is tested in tests/workers/test_endpoints_measured.py."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,10 @@ from evaluation.served_figures import _lengths
 from speculoos.errors import BadInput, Cancelled, Unavailable
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
+from tests.tools.local_server import start_server
 from tests.tools.ports import free_ports
-from tests.workers.conftest import wait_until
 
-SERVER = Path(__file__).parent / "acceptance_server.py"
+SERVER = "tests.evaluation.acceptance_server"
 QUESTIONS = [
     {"id": "a", "category": "x", "messages": [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]},
     {"id": "b", "category": "y", "messages": [{"role": "user", "content": "three"}]},
@@ -51,8 +49,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     def begin(kind: str, key: str = "") -> Endpoint:
         file = tmp_path / f"port-{kind}"
-        processes.append(subprocess.Popen([sys.executable, str(SERVER), str(file), kind, *([key] if key else [])]))
-        wait_until(file.exists, 90, "the server")
+        processes.append(start_server(SERVER, file, kind, *([key] if key else [])))
         monkeypatch.setenv("THEIR_KEY", key)
         url = f"http://127.0.0.1:{file.read_text()}/v1"
         return Endpoint("theirs", url, "THEIR_KEY" if key else "", "drafted", timeout=20, retries=0)

@@ -12,7 +12,7 @@ import pytest
 from cli.main import main
 from speculoos.settings import Settings
 from tests.models.hub_client import HubClient
-from tests.tools.hub import COMMIT, TOKEN, Hub
+from tests.tools.hub import COMMIT, TOKEN, Hub, serving_hub
 from tracking import db
 from tracking.tables import Base, Checkpoint
 
@@ -34,10 +34,8 @@ def work(environment, words):
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, HubClient]]:
     """A hub, and a process that pushes to it."""
-    hub = Hub()
-    with HubClient(PUSH, hub.url, tmp_path_factory.mktemp("hf")) as process:
+    with serving_hub() as hub, HubClient(PUSH, hub.url, tmp_path_factory.mktemp("hf")) as process:
         yield hub, process
-    hub.close()
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""A process that implements the part of the hub's protocol that downloads need: hub_server.py PORT_FILE MODEL_FOLDER.
+"""A process that implements the part of the hub's protocol that downloads need:
+python -m tests.models.hub_server PORT_FILE MODEL_FOLDER.
 
 Models: tests/tiny; tests/gated, which needs a token; tests/pickles, without safetensors files; tests/others, with
 neither format; tests/damaged, which reports a wrong sha256.
@@ -15,9 +16,10 @@ import sys
 import time
 from contextlib import suppress
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
+
+from tests.tools.local_server import Handler, serve_process
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
@@ -105,9 +107,7 @@ def siblings(name: str) -> list[dict]:
     return listing
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
+class HubHandler(Handler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
@@ -122,9 +122,9 @@ class Handler(BaseHTTPRequestHandler):
         elif name not in ("tests/tiny", "tests/gated", "tests/pickles", "tests/others", "tests/damaged"):
             self.send(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
         elif "/tree/" in path:
-            self.json([tree_entry(entry) for entry in siblings(name)])
+            self.send_json(200, [tree_entry(entry) for entry in siblings(name)])
         elif path.startswith("/api/models/"):
-            self.json({"id": name, "sha": COMMIT, "private": False, "siblings": siblings(name), "tags": []})
+            self.send_json(200, {"id": name, "sha": COMMIT, "private": False, "siblings": siblings(name), "tags": []})
         else:
             self.file(FOLDER / path.split("/")[-1])
 
@@ -149,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
             bodies = {"ill/torn": b'{"id": "ill/to', "ill/deep": b"[" * 1_000_000, "ill/huge": b"[" + b" " * (16 << 20)}
             return self.send(200, bodies[name], {}) if name in bodies else self.send(503, b"<html>", {})
         if name == "tests/strange":
-            return self.json({"id": name, "siblings": [{"rfilename": "rows.jsonl", "size": "many"}, 7]})
+            return self.send_json(200, {"id": name, "siblings": [{"rfilename": "rows.jsonl", "size": "many"}, 7]})
         if (
             name not in data_sets()
             or name == "tests/private"
@@ -158,14 +158,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
         if not rest.startswith("resolve/"):
             info = {"id": name, "sha": COMMIT, "private": False, "siblings": entries(name), "tags": [], "downloads": 0}
-            return self.json(info)
+            return self.send_json(200, info)
         content = data_sets()[name].get(rest.split("/", 2)[2])
         if content is None or rest.endswith(".py"):
             return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
         return self.send(200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT})
-
-    def json(self, value: object) -> None:
-        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def file(self, path: Path) -> None:
         if not path.is_file():
@@ -173,19 +170,6 @@ class Handler(BaseHTTPRequestHandler):
             return
         etag = sha256(path) if path.suffix == ".safetensors" else git_sha1(path)
         self.send(200, path.read_bytes(), {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
-
-    def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for key, value in headers.items():
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        if "--verbose" in sys.argv:
-            print(args, file=sys.stderr)
 
 
 def tree_entry(entry: dict) -> dict:
@@ -196,8 +180,4 @@ def tree_entry(entry: dict) -> dict:
 
 
 if __name__ == "__main__":
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    temporary = Path(sys.argv[1] + ".part")
-    temporary.write_text(str(server.server_port))
-    temporary.rename(sys.argv[1])
-    server.serve_forever()
+    serve_process(HubHandler)

@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from speculoos.reporting import SilentReporter
 from tests.models.gguf_file import write_gguf
 from tests.models.hub_client import HubClient
 from tests.tiny import make_tiny_base
+from tests.tools.local_server import server_process
 from tests.tools.zygote import begin
 
 pytestmark = pytest.mark.integration
@@ -42,19 +40,10 @@ def work(location, folder, token):
 def hub(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a hub in another process that offers the tiny base, with its weights in a pickle too."""
     port_file = tmp_path_factory.mktemp("hub") / "port"
-    server = Path(__file__).with_name("hub_server.py")
     offered = shutil.copytree(tiny_base, port_file.with_name("offered"))
     torch.save(load_file(tiny_base / "model.safetensors"), offered / "pytorch_model.bin")
-    process = subprocess.Popen([sys.executable, str(server), str(port_file), str(offered)])
-    try:
-        for _ in range(200):
-            if port_file.exists():
-                break
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port_file.read_text()}"
-    finally:
-        process.kill()
-        process.wait()
+    with server_process("tests.models.hub_server", port_file, offered) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -1,46 +1,42 @@
 """A server whose responses never end."""
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.tools.local_server import Handler, serving
 
 CHUNK = b" " * 65_536
 
 
+@dataclass
 class Endless:
-    """A context manager: the server on a free local port. `sent` counts the bytes sent so far."""
+    url: str = ""
+    sent: int = 0
+    """Bytes sent so far."""
 
-    def __init__(self) -> None:
-        endless = self
-        self.sent = 0
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.end_headers()  # HTTP/1.0: the body lasts until the connection closes
-                try:
-                    while True:
-                        self.wfile.write(CHUNK)
-                        endless.sent += len(CHUNK)
-                except OSError:
-                    pass
+@contextmanager
+def endless_server() -> Iterator[Endless]:
+    endless = Endless()
 
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
-                self.do_GET()
+    class EndlessHandler(Handler):
+        protocol_version = "HTTP/1.0"  # the body lasts until the connection closes
 
-            def log_message(self, *_: Any) -> None:
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(CHUNK)
+                    endless.sent += len(CHUNK)
+            except OSError:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        threading.Thread(target=self._http.serve_forever, args=[0.01], daemon=True).start()
+        def do_POST(self) -> None:
+            self.read_json()
+            self.do_GET()
 
-    def __enter__(self) -> "Endless":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+    with serving(EndlessHandler) as endless.url:
+        yield endless

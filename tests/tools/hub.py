@@ -5,9 +5,12 @@ import base64
 import hashlib
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.tools.local_server import Handler, serving
 
 TOKEN = "hf_RightTokenForTheTests"
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
@@ -26,8 +29,7 @@ class Hub:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.clear()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
-        threading.Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
+        self.url = ""
 
     def clear(self) -> None:
         self.repositories: dict[str, Repository] = {}
@@ -36,14 +38,6 @@ class Hub:
         self.tokens: set[str] = set()
         self.refuse: dict[str, int] = {}
         self.cut = -1
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}"
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
 
     def commit(self, repo: str, lines: list[dict[str, Any]]) -> None:
         """Apply the lines of a commit, which contain small files and the checksums of large ones."""
@@ -57,8 +51,15 @@ class Hub:
         repository.commits += 1
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+@contextmanager
+def serving_hub() -> Iterator[Hub]:
+    """Run a hub for the duration of the block."""
+    hub = Hub()
+    with serving(type("Bound", (HubHandler,), {"hub": hub})) as hub.url:
+        yield hub
+
+
+class HubHandler(Handler):
     hub: Hub
 
     def do_GET(self) -> None:
@@ -80,9 +81,9 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.tokens.add(self.headers.get("Authorization", ""))
         refused = next((status for part, status in self.hub.refuse.items() if part in path), None)
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return self.send(401, {"error": "Invalid credentials in Authorization header"})
+            return self.send_json(401, {"error": "Invalid credentials in Authorization header"})
         if refused:
-            return self.send(refused, {"error": "refused"})
+            return self.send_json(refused, {"error": "refused"})
         return self.route(path, body)
 
     def route(self, path: str, body: bytes) -> None:
@@ -91,25 +92,27 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/api/repos/create":
             self.create(json.loads(body))
         elif path == "/api/validate-yaml":
-            self.send(200, {"errors": [], "warnings": []})
+            self.send_json(200, {"errors": [], "warnings": []})
         elif path.endswith(".git/info/lfs/objects/batch"):
-            self.send(200, {"transfer": "basic", "objects": [self.entry(obj) for obj in json.loads(body)["objects"]]})
+            self.send_json(
+                200, {"transfer": "basic", "objects": [self.entry(obj) for obj in json.loads(body)["objects"]]}
+            )
         elif repo not in self.hub.repositories:
-            self.send(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+            self.send_json(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         elif "/preupload/" in path:
-            self.send(200, {"files": [self.mode(file) for file in json.loads(body)["files"]]})
+            self.send_json(200, {"files": [self.mode(file) for file in json.loads(body)["files"]]})
         elif "/commit/" in path:
             self.hub.commit(repo, [json.loads(line) for line in body.splitlines()])
-            self.send(200, {"commitUrl": f"{self.hub.url}/{repo}/commit/{COMMIT}", "commitOid": COMMIT})
+            self.send_json(200, {"commitUrl": f"{self.hub.url}/{repo}/commit/{COMMIT}", "commitOid": COMMIT})
         else:
-            self.send(200, {"id": repo, "sha": COMMIT, "private": self.hub.repositories[repo].private, "tags": []})
+            self.send_json(200, {"id": repo, "sha": COMMIT, "private": self.hub.repositories[repo].private, "tags": []})
 
     def create(self, fields: dict[str, Any]) -> None:
         repo = f"{fields['organization']}/{fields['name']}"
         status = 409 if repo in self.hub.repositories else 200
         private = fields.get("visibility") == "private" or fields.get("private") is True
         self.hub.repositories.setdefault(repo, Repository(private))
-        self.send(status, {"url": f"{self.hub.url}/{repo}", "name": repo})
+        self.send_json(status, {"url": f"{self.hub.url}/{repo}", "name": repo})
 
     def entry(self, obj: dict[str, Any]) -> dict[str, Any]:
         """The batch entry of a large file, with an upload action if its content is missing."""
@@ -128,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
             if stored:
                 self.hub.cut -= 1
                 self.hub.large[oid] = body
-        return self.send(200, {}) if stored else self.send(400, {"error": "not stored"})
+        return self.send_json(200, {}) if stored else self.send_json(400, {"error": "not stored"})
 
     def body(self) -> bytes:
         """Read the request body, of a given length or chunked."""
@@ -140,15 +143,3 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         self.rfile.readline()
         return content
-
-    def send(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
-        content = json.dumps(value).encode()
-        self.send_response(status)
-        for key, text in {**(headers or {}), "Content-Type": "application/json"}.items():
-            self.send_header(key, text)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass

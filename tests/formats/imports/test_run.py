@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from speculoos.reporting import SilentReporter
 from tests.conftest import CLONE
 from tests.formats.imports import writers
 from tests.formats.imports.conftest import read_here
+from tests.tools.local_server import server_process
 
 pytestmark = pytest.mark.integration
 
@@ -134,18 +134,10 @@ print(json.dumps(import_draft("hub", "tests/tiny", base, Path(sys.argv[2]), Sile
 
 def test_a_pickled_draft_comes_from_the_hub(tmp_path, tiny_base, base):
     offered = writers.write(tmp_path / "offered", writers.eagle(), "pytorch_model.bin")
-    server = CLONE / "tests" / "models" / "hub_server.py"
-    process = subprocess.Popen([sys.executable, str(server), str(tmp_path / "port"), str(offered)])
-    try:
-        while not (tmp_path / "port").exists():
-            time.sleep(0.05)
-        url = f"http://127.0.0.1:{(tmp_path / 'port').read_text()}"
+    with server_process("tests.models.hub_server", tmp_path / "port", offered) as url:
         env = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
         command = [sys.executable, "-c", HUB, str(tiny_base), str(tmp_path / "made" / "attempt-1")]
         completed = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=200)
-    finally:
-        process.kill()
-        process.wait()
     assert completed.returncode == 0, completed.stderr
     assert json.loads(completed.stdout.splitlines()[-1])["format"] == "eagle"
     assert load_draft(tmp_path / "made" / "attempt-1", base).method == "eagle"

@@ -3,11 +3,9 @@ after the sources of vLLM's ExampleHiddenStatesConnector and speculators' client
 """
 
 import fcntl
-import json
 import os
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from safetensors.torch import save_file
 
 from models.base import LoadedBase
 from speculoos.settings import HiddenStatesServer
+from tests.tools.local_server import Handler, serving
 
 
 class StandIn:
@@ -26,39 +25,9 @@ class StandIn:
     def __init__(self, base: LoadedBase, key: str = ""):
         self.base, self.key, self.requests = base, key, []
         self._lock = threading.Lock()
-        stand_in = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self._answer({})
-
-            def do_POST(self) -> None:
-                self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-            def _answer(self, body: dict[str, Any]) -> None:
-                if stand_in.key and self.headers.get("authorization") != f"Bearer {stand_in.key}":
-                    status, answer = 401, {"error": {"message": "Unauthorized", "type": "x", "code": 401}}
-                else:
-                    stand_in.requests.append((self.path, body))
-                    status, answer = stand_in.answer(self.path, body)
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        threading.Thread(target=self._http.serve_forever, args=[0.01], daemon=True).start()
 
     def server(self, **options: Any) -> HiddenStatesServer:
-        return HiddenStatesServer("engine", f"http://127.0.0.1:{self._http.server_port}", kind=self.kind, **options)
+        return HiddenStatesServer("engine", self.url, kind=self.kind, **options)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         raise NotImplementedError
@@ -82,11 +51,30 @@ class StandIn:
         )
 
     def __enter__(self) -> Any:
+        self._serving = serving(type("Bound", (StandInHandler,), {"stand_in": self}))
+        self.url = self._serving.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+    def __exit__(self, *error: Any) -> None:
+        self._serving.__exit__(*error)
+
+
+class StandInHandler(Handler):
+    stand_in: StandIn
+
+    def do_GET(self) -> None:
+        self._answer({})
+
+    def do_POST(self) -> None:
+        self._answer(self.read_json())
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        key = self.stand_in.key
+        if key and self.headers.get("authorization") != f"Bearer {key}":
+            self.send_json(401, {"error": {"message": "Unauthorized", "type": "x", "code": 401}})
+        else:
+            self.stand_in.requests.append((self.path, body))
+            self.send_json(*self.stand_in.answer(self.path, body))
 
 
 class VllmStandIn(StandIn):

@@ -10,7 +10,7 @@ import torch
 from models.base import LoadedBase, load_base
 from speculoos.errors import BadInput
 from speculoos.settings import HiddenStatesServer
-from tests.tools.endless import Endless
+from tests.tools.endless import Endless, endless_server
 from training.hidden_states.client import OVERHEAD_BYTES, ReferenceClient, VllmClient
 from training.hidden_states.wire import StatesRequest
 
@@ -23,7 +23,7 @@ MEMORY_LIMIT = 2 * OVERHEAD_BYTES
 
 @pytest.fixture
 def endless() -> Iterator[Endless]:
-    with Endless() as server:
+    with endless_server() as server:
         yield server
 
 
