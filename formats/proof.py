@@ -75,7 +75,7 @@ def _greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         check_current_stop()
         ids = torch.tensor([new], device=model.device)
-        out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
         new = [int(out.logits[0, -1].argmax())]
         tokens += new
     return tokens

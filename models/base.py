@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ from models.tokenizer import read_eos_ids as read_eos_ids
 from speculoos.checksums import ChecksumCache
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
-
-warnings.filterwarnings("ignore", message="`past_key_values` is deprecated")  # 5.23 does not know the new one
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")

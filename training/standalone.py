@@ -50,7 +50,7 @@ class StandaloneMethod(nn.Module):
         self._rule = logit_rule(self.draft.to_json())
         self.draft.float().requires_grad_(True)
         if config.gradient_checkpointing:
-            self.draft.model.gradient_checkpointing_enable()
+            self.draft.model.activation_checkpointing_enable()
 
     def required_states(self, batch: Batch) -> RequiredStates | None:
         """The head's input at counted positions; None for cross-entropy."""

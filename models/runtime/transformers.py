@@ -36,7 +36,7 @@ class TransformersForward:
                     input_ids=layout.ids,
                     position_ids=layout.positions,
                     attention_mask=layout.mask,
-                    past_key_values=layout.view,
+                    cache=layout.view,
                     use_cache=True,
                     logits_to_keep=1 if selection.last_only else 0,
                 )
