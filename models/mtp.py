@@ -55,16 +55,13 @@ def mtp_reason(config: Mapping[str, Any]) -> str:
 
 
 def _source(kind: str) -> str:
-    """The source of the family's config if the installed transformers builds MTP layers for it (`MtpModel`, from 5.24);
-    else ""."""
+    """The source of the family's config if the installed transformers builds MTP layers for it; else ""."""
     spec, name = find_spec("transformers"), kind.replace("-", "_")
     if spec is None or not spec.origin or not name.isidentifier():
         return ""
-    folder = Path(spec.origin).parent
-    file = folder / "models" / name / f"configuration_{name}.py"
+    file = Path(spec.origin).parent / "models" / name / f"configuration_{name}.py"
     source = file.read_text(encoding="utf-8") if file.is_file() else ""
-    known = "num_mtp_layers" in source
-    return source if known and "class MtpModel" in (folder / "modeling_layers.py").read_text(encoding="utf-8") else ""
+    return source if "num_mtp_layers" in source else ""
 
 
 def _attention(text: Mapping[str, Any], source: str) -> str:
