@@ -131,7 +131,8 @@ def _find(session: Session, table: type[Row], reference: str) -> Row:
 
 def _missing(session: Session, table: type[Table], reference: str) -> NotFound:
     noun = KIND_NAMES[table.__tablename__]
-    names = list(session.scalars(select(table.name).order_by(table.created_at.desc()).limit(6)))
+    shown = [~is_empty_failure(table)] if table in (Base, Dataset, Checkpoint) else []
+    names = list(session.scalars(select(table.name).where(*shown).order_by(table.created_at.desc()).limit(6)))
     existing_names = (
         "known are " + ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "there is none yet"
     )

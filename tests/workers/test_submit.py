@@ -69,6 +69,8 @@ def test_a_row_that_never_held_anything_is_in_no_list_gives_its_name_and_is_fill
     for job in (imported, training):
         submitting.request_cancel(job.id, offline)
     assert listed() == before
+    with db.reading(offline) as session, pytest.raises(NotFound, match="known are (?!.*mine)"):
+        queries.find_dataset(session, "other")
     again = submit(ImportPrompts(path="/tmp/a.jsonl"), name="mine", settings=offline)
     retried = submitting.retry(imported.id, offline)
     assert retried.request["dataset_id"] == imported.request["dataset_id"]
@@ -227,6 +229,11 @@ def test_unknown_kinds_and_fields_are_bad_input() -> None:
     with pytest.raises(BadInput, match="unknown field"):
         from_json("evaluate", {"base_id": "b", "shell": "rm"})
     assert set(REQUESTS) >= {"fetch_model", "import_prompts", "generate_data", "train", "evaluate"}
+
+
+def test_a_training_on_prompts_is_refused(offline: Settings, ready: dict[str, str]) -> None:
+    with pytest.raises(BadInput, match="has prompts only; generate responses first"):
+        submit(Train("medusa", ready["tiny"], ready["prompts"]), settings=offline)
 
 
 def test_a_system_prompt_for_a_base_without_a_chat_template_is_refused(

@@ -97,6 +97,8 @@ class Train(Request):
             check(base.card or {}, self.config)
         sets = [session.get_one(Dataset, row_id) for row_id in self.dataset_ids]
         for data in sets:
+            if data.kind == "prompts":
+                raise BadInput(f"“{data.name}” has prompts only; generate responses first (`speculoos data generate`).")
             if data.state == "ready":
                 require_tokenizer(base, data)
         jobs = dict.fromkeys(data.job_id for data in sets if data.state == "pending" and data.job_id)
