@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.i18n import t
 from app.paths import PAGES
-from app.views.job_view import shown_done, time_left
+from app.views.job_view import ENDLESS, shown_done, time_left
 from app.widgets.elements import notice
 from app.widgets.formatting import duration, size
 from app.widgets.text import safe, tag
@@ -39,7 +39,8 @@ def render(settings: Settings) -> str:
 
 def job_chip(session: Session) -> str:
     listed = Job.parent_id.is_(None)
-    running = session.scalar(select(Job).where(Job.state == "RUNNING", listed).order_by(Job.started_at).limit(1))
+    order = Job.kind.in_(ENDLESS), Job.started_at  # a server, which runs until it is stopped, hides no other job
+    running = session.scalar(select(Job).where(Job.state == "RUNNING", listed).order_by(*order).limit(1))
     waiting = session.scalar(select(func.count()).select_from(Job).where(Job.state == "QUEUED", listed)) or 0
     more = [t("{n} waiting", n=waiting)] if waiting else []
     if running is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
 from app import theme
 from app.gradio_gate import FRAMES
@@ -221,6 +222,18 @@ def test_the_strip_names_the_running_job_its_progress_and_the_queue(home: Settin
     html = status_bar.render(home)
     assert "25% · 1 min 35 s left · 1 waiting" in html
     assert "<b>train" not in html
+
+
+def test_a_server_that_runs_hides_no_job(home: Settings) -> None:
+    with writing(home) as session:
+        server = Job(name="serve", kind="serve", queue="io", state="RUNNING", progress_note="Ready", started_at=now())
+        later = now() + timedelta(hours=1)
+        session.add_all([server, Job(name="train", kind="train", queue="gpu", state="RUNNING", started_at=later)])
+        session.flush()
+        assert "train" in status_bar.job_chip(session)
+        session.delete(session.scalars(select(Job).where(Job.kind == "train")).one())
+        session.flush()
+        assert "Ready" in status_bar.job_chip(session)
 
 
 def test_the_strip_says_which_process_is_silent(home: Settings) -> None:
