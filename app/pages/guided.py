@@ -1,6 +1,7 @@
 """The Guided run page: a model, prompts and a time budget → a draft, measured and exported. `?experiment=` opens a
 run."""
 
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -13,7 +14,7 @@ from app.links import on_event_open
 from app.pages.home import now
 from app.paths import PAGES
 from app.views import choices, guided_view
-from app.views.import_form import TYPES
+from app.views.import_form import PROMPTS_ONLY, require_rows
 from app.views.manage import SMALL
 from app.widgets.elements import block, keep_in_address, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown, upload_box
@@ -68,9 +69,9 @@ class GuidedPage:
                 self.base = dropdown([], label=t("Base model"), elem_id="guided-base")
                 self.prompts = dropdown([], label=t("Prompts"), elem_id="guided-prompts")
             block(tag("a", t("Add a model"), href=PAGES["models"], class_="sp-back"))
-            self.upload = upload_box(label=t("Or your own file"), file_types=TYPES, elem_id="guided-upload", height=140)
+            self.upload = upload_box(label=t("Or your own file"), elem_id="guided-upload", height=140)
             kinds = t(
-                "Used in place of the prompts above: JSONL with one {row} per line, CSV or parquet.",
+                "Used in place of the prompts above: JSONL with one {row} per line, JSON, CSV or parquet.",
                 row='`{"prompt": "…"}`',
             )
             block(tag("p", safe_with_code(kinds), class_="sp-hint"))
@@ -123,7 +124,10 @@ class GuidedPage:
     @show_errors("")
     def submit(self, base: str, prompts: str, upload: str | None, budget: str) -> tuple[str, str]:
         """Submit the jobs: (error notice, URL of the run)."""
-        source = import_request(self.settings, upload, "", None) if upload else prompts or PROMPTS
+        source: Any = prompts or PROMPTS
+        if upload:
+            require_rows(Path(upload), PROMPTS_ONLY)
+            source = import_request(self.settings, upload, "", None)
         minutes = BUDGETS.get(budget, next(iter(BUDGETS.values())))
         chain = submit_guided(self.settings, base, source, minutes, user=visitor.user())
         return "", f"{PAGES['guided']}?experiment={chain.experiment_id}"

@@ -27,7 +27,6 @@ from speculoos.suites import SUITES
 from tracking.db import reading
 from workers.jobs.submit import submit
 
-TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz"]
 PROMPTS_ONLY, ANSWERED, SUITE = "prompts", "answered", "suite"
 KINDS = {
     PROMPTS_ONLY: N_("Prompts only: generate the responses here"),
@@ -59,7 +58,7 @@ class ImportForm:
             formats = t("Formats: {shapes}. Max {size} MB.", shapes=t(SHAPES), size=settings.max_upload_mb)
             block(tag("p", safe(formats), class_="sp-lead"))
             with gr.Row():
-                upload = upload_box(label=t("File"), file_types=TYPES, elem_id="data-upload", height=230)
+                upload = upload_box(label=t("File"), elem_id="data-upload", height=230)
                 with gr.Column():
                     path = one_line(t("Or a file on this server"), "data-path", placeholder="/path/to/prompts.jsonl")
                     hub = one_line(t("Or a dataset on the Hub"), "data-hub", placeholder="owner/name, owner/name:train")
@@ -149,18 +148,6 @@ class ImportForm:
             except (LimitExceeded, ChildError):
                 raise BadInput(f"{file.name}: the preview took too long; the import may still work.") from None
 
-    def _require_rows(self, file: Path, kind: str, fields: Fields) -> None:
-        """Raise BadInput if the import would drop every row. Files that take too long to check are accepted."""
-        try:
-            cause = limited(NOTHING, file, kind, fields)
-        except (LimitExceeded, ChildError):
-            return
-        if cause:
-            raise BadInput(
-                f"{file.name}: every row would be left out, so nothing was imported ({cause.rstrip('.')}); choose "
-                "another kind or other columns, or correct the file."
-            )
-
     @show_errors("")
     def submitted(self, upload: str | None, path: str, limit: str, name: str, kind: str, *more: Any) -> tuple[str, str]:
         """Submit the job: (error notice, URL of the dataset). `more`: base, Hub dataset, suite, columns."""
@@ -168,10 +155,23 @@ class ImportForm:
         answered_by = (base_id or "") if kind == ANSWERED else None
         suite = (suite or "") if kind == SUITE else ""
         if kind != SUITE and (upload or path.strip()):
-            self._require_rows(import_file(self.settings, upload, path), kind, fields)
+            require_rows(import_file(self.settings, upload, path), kind, fields)
         request = import_request(self.settings, upload, path, limit, answered_by, hub, suite, mapping_of(fields))
         job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
         return "", f"/data?id={job.request['dataset_id']}"
+
+
+def require_rows(file: Path, kind: str, fields: Fields = ()) -> None:
+    """Raise BadInput if the import would drop every row. Files that take too long to check are accepted."""
+    try:
+        cause = limited(NOTHING, file, kind, fields)
+    except (LimitExceeded, ChildError):
+        return
+    if cause:
+        raise BadInput(
+            f"{file.name}: every row would be left out, so nothing was imported ({cause.rstrip('.')}); choose "
+            "another kind or other columns, or correct the file."
+        )
 
 
 def limited(work: str, file: Path, kind: str, fields: Fields) -> Any:

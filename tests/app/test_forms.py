@@ -7,7 +7,7 @@ import pytest
 
 from app import forms
 from app.views import import_form
-from app.views.import_form import PROMPTS_ONLY, ImportForm
+from app.views.import_form import PROMPTS_ONLY, ImportForm, require_rows
 from models.methods import METHODS, SETTINGS
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -31,7 +31,7 @@ def test_an_import_whose_every_row_would_be_left_out_is_refused(settings, tmp_pa
     path.write_text('{"title": "a"}\n' * 7)
     message, target = form.submitted(None, str(path), "", "", PROMPTS_ONLY, None, "", None)
     assert "every row would be left out" in message and "line 1" in message and (target, submitted) == ("", [])
-    form._require_rows(path, PROMPTS_ONLY, ("title",))  # accepted when the column is named
+    require_rows(path, PROMPTS_ONLY, ("title",))  # accepted when the column is named
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,12 @@ def test_a_guided_run_shows_its_steps_after_a_reload_too_and_can_be_stopped(page
     page.locator("#home-guided").click()
     page.wait_for_url("**/runs/guided")
     expect(page.locator("#guided-base input")).to_have_value(re.compile("tiny"))
+    file = {"name": "plain.txt", "mimeType": "text/plain", "buffer": b"no rows"}
+    page.locator("#guided-upload input[type=file]").set_input_files(file)
+    expect(page.locator("#guided-upload")).to_contain_text("plain.txt")
+    page.locator("#guided-start").click()
+    expect(page.locator("#guided-message")).to_contain_text("plain.txt: unknown file format; expected")
+    page.locator("#guided-upload").get_by_label("Clear").click()
     page.locator("#guided-start").click()
     page.wait_for_url("**/runs/guided?experiment=*")
     steps = page.locator("#guided-run .sp-step")
