@@ -127,7 +127,8 @@ def evaluate(
     """Measure `draft` (or the drafter named in `options`, or none) on rows with `messages`. Returns a JSON-able dict:
 
     `mean_accepted_length` (τ), `speedup`, each with `…_interval` ([low, high] at 95 %), `timing_noise` (the relative
-    standard error of the speedup due to timing), `other_load` and `busy` (`evaluation.machine`), `passes`,
+    standard error of the speedup due to timing), `other_load` and `busy` (`evaluation.machine`), `cut` (a
+    sentence if the time limit left questions out, else ""), `passes`,
     `plain_step_ms`, `drafted_step_ms`, `acceptance_by_depth`, `identical_to_plain` (token for token, except for ties;
     None with sampling), `ties` (prompts whose first difference is between two tokens with plain logits within 1e-3),
     `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`, `prompts`, `differences`, the
@@ -147,10 +148,11 @@ def evaluate(
     run.total = len(questions) * run.max_passes
     _warm_up(run)
     began, load = monotonic(), OtherCpuLoad()
-    deadline = began + 60 * (max_minutes or math.inf)
+    deadline, cut = began + 60 * (max_minutes or math.inf), ""
     for row in questions:
         if run.results and monotonic() > deadline:
-            reporter.log(f"The time limit was reached after {run.completed} of {len(questions)} questions.")
+            cut = f"The time limit was reached after {run.completed} of {len(questions)} questions."
+            reporter.log(cut)
             break
         before = len(run.results)
         _question(run, row)
@@ -163,6 +165,7 @@ def evaluate(
         _repeat(run, until=min(deadline, began + passes * (monotonic() - began)))
     reporter.progress(run.completed, run.completed, "questions")
     metrics = acceptance_result(run.results)
+    metrics["cut"] = cut
     metrics |= cpu_load_result(load, reporter, metrics.get("timing_noise") or 0.0)
     if not run.sampling.greedy:
         metrics |= {"identical_to_plain": None, "ties": 0, "differences": []}

@@ -127,6 +127,11 @@ def save_responses(session: Session, model: str, answers: Sequence[dict[str, Any
     return created
 
 
+def warnings(result: Mapping[str, Any] | None) -> str:
+    """Sentences about a measurement that was disturbed or cut short; "" if it was not."""
+    return " ".join(str(text) for key in ("busy", "cut") if (text := (result or {}).get(key)))
+
+
 def is_replay(result: dict[str, Any]) -> bool:
     """Whether an evaluation's result comes from a recording instead of a measurement."""
     return REPLAYED in (result or {})

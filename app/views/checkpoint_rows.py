@@ -21,7 +21,7 @@ from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
 from models.methods import METHODS
 from speculoos.suites import BUILT_IN_SUITE_NAME
-from tracking import queries
+from tracking import evaluations, queries
 from tracking.evaluations import REPLAYED, THIS_INSTALLATION, finite_number, is_replay
 from tracking.paging import page
 from tracking.states import JobState
@@ -179,7 +179,7 @@ def head(session: Session, checkpoint: Checkpoint) -> str:
 
 
 CHANGED = N_("The weights of {name} have changed since this was trained; fewer tokens will be accepted.")
-PLAIN_IS_FASTER = N_("Plain decoding is faster on this machine: tuning found no tree that makes this draft worthwhile.")
+PLAIN_IS_FASTER = N_("Tuning found no tree with which this draft is faster than plain decoding on this machine.")
 
 
 def plain_is_faster(checkpoint: Checkpoint) -> bool:
@@ -200,6 +200,7 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
 
 
 def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
+    """The main figures, with a notice if their measurement was disturbed or cut short."""
     figures = figures_of(checkpoint, last_measured(session, [checkpoint.id]).get(checkpoint.id))
     keys = ("mean_accepted_length", "speedup", "tokens_per_second", "plain_tokens_per_second")
     tau, speedup, speed, plain = (finite_number(figures.get(key)) for key in keys)
@@ -212,7 +213,8 @@ def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
         (t("Tokens per second"), figure(speed, 1), t("baseline {speed}", speed=figure(plain, 1)) if plain else ""),
         (t("Size"), size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_title(checkpoint.method)),
     )
-    return tiles(item for item in items if item[1] != "–")
+    warning = evaluations.warnings(figures)
+    return tiles(item for item in items if item[1] != "–") + (notice(warning, "warn") if warning else "")
 
 
 REFERENCE_NOTE = N_("reference: measured elsewhere")

@@ -27,7 +27,7 @@ from app.widgets.intervals import Bar, bar_chart
 from app.widgets.picker import table
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
-from tracking import reports
+from tracking import evaluations, reports
 from tracking.evaluations import REPLAYED, finite_number, is_replay
 from tracking.leaderboard import LeaderboardView, comparable_evaluations
 from tracking.tables import Evaluation, Job
@@ -76,7 +76,7 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
         html = replayed(row)
     else:
         slower = row.speedup_high is not None and row.speedup_high < 1 and row.checkpoint_id
-        warning = " ".join(filter(None, ((row.result or {}).get("busy"), t(SLOWER) if slower else "")))
+        warning = " ".join(filter(None, (evaluations.warnings(row.result), t(SLOWER) if slower else "")))
         html = (notice(warning, "warn") if warning else "") + figures(row)
     html += proof_view(row.result or {}) + loads_view(row.result or {}) + breakdown(row, again)
     if not is_replay(row.result):

@@ -163,12 +163,13 @@ def test_figures_that_came_with_the_files_are_called_reference_until_it_is_measu
         assert head.count("reference: measured elsewhere") == 2 and "5621 answers of the starter" in head
         assert "reference" in listed and "measured<" not in listed and "5621 answers" in listed
         assert "1.70× (reference)" in targets.draft_choices(session, "tiny")[0][0]
-    result = {"mean_accepted_length": 2.345}
+    result = {"mean_accepted_length": 2.345, "busy": "The machine was busy.", "cut": "1 of 24 questions."}
     add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id, result=result))
     with reading(home) as session:
         row = session.get_one(Checkpoint, row_id)
         head = checkpoint_rows.head(session, row)
     assert "reference" not in head and "1.70" not in head and "53.4" not in head
+    assert "The machine was busy. 1 of 24 questions." in head
 
 
 def test_names_are_shown_literally_everywhere(home: Settings, base_id: str) -> None:

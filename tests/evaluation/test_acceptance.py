@@ -128,10 +128,11 @@ def test_passes_take_at_most_three_times_as_long_as_the_first(
 
 def test_no_question_is_begun_after_the_time_limit(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the two questions takes a second."""
-    for seconds, prompts, progress in ((0.5, 1, (1, 1)), (1.5, 3, (2, 2)), (60, 3, (6, 6))):
+    cut = "The time limit was reached after 1 of 2 questions."
+    for seconds, prompts, progress, reason in ((0.5, 1, (1, 1), cut), (1.5, 3, (2, 2), ""), (60, 3, (6, 6), "")):
         reporter = RecordingReporter((1,) * 6)
         result = evaluate_with(reporter, base, monkeypatch, max_minutes=seconds / 60)
-        assert (result["prompts"], reporter.calls[-1][:2]) == (prompts, progress)
+        assert (result["prompts"], reporter.calls[-1][:2], result["cut"]) == (prompts, progress, reason)
 
 
 def test_there_must_be_a_question(base: LoadedBase) -> None:
