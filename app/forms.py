@@ -197,7 +197,7 @@ def matrix_request(
         raise BadInput("Suites: choose one or more sets of questions.")
     return Matrix(
         models=[dict(zip(("base_id", "checkpoint_id"), pair(model), strict=True)) for model in models],
-        suites=[_data_id(suite) for suite in suites],
+        suites=[questions_of(suite) for suite in suites],
         temperatures=numbers("Temperatures", temperatures, 0, MAX_TEMPERATURE),
         drafting=[trees.parse(line) for line in lines("Trees", tree_lines) or [trees.CHECKPOINT_OPTIONS]],
         **field_values(Matrix, {"limit": limit, "max_tokens": max_tokens}),
@@ -224,7 +224,7 @@ def served_request(
     return Evaluate(
         base_id=base_id,
         checkpoint_id=checkpoint_id,
-        dataset_id=_data_id(suite or BUILT_IN),
+        dataset_id=questions_of(suite),
         endpoint=endpoint,
         **field_values(Evaluate, values),
     )
@@ -255,8 +255,9 @@ def numbers(label: str, text: str | None, low: float, high: float) -> list[float
     return list(dict.fromkeys(values))
 
 
-def _data_id(suite: str) -> str:
-    return "" if suite == BUILT_IN else suite
+def questions_of(suite: str | None) -> str:
+    """Id of the dataset of a choice of questions; "" for the built-in ones."""
+    return suite if suite and suite != BUILT_IN else ""
 
 
 def whole_number(label: str, value: str | None) -> int | None:

@@ -9,17 +9,18 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import visitor
+from app.forms import questions_of
 from app.i18n import N_, t
 from app.paths import PAGES
 from app.views import checkpoint_rows, export_rows, manage
-from app.views.choices import dataset_label
+from app.views.choices import dataset_label, suite_choices
 from app.views.draft_form import AddDraft
 from app.views.job_forms import JobForm
 from app.views.served import default_engine
 from app.views.tree_view import TreeForm, base_of, tuning_part
 from app.widgets.bulk import Action
 from app.widgets.downloads import export_list, pressed
-from app.widgets.elements import QUIET, block, notice, page_header
+from app.widgets.elements import QUIET, block, notice, page_header, section
 from app.widgets.fields import dropdown
 from app.widgets.list_page import Listing
 from app.widgets.problems import show_errors
@@ -76,14 +77,15 @@ class CheckpointPanel:
                     request = partial(evaluate_request, settings)
                     JobForm(settings, "checkpoint-evaluate", t("Evaluate on the built-in questions"), fields, request)
                     options, engines = Prove.options(), [(each.title, each.name) for each in ENGINES.values()]
+                    section(t("Compare with a server"))
                     with gr.Row():
-                        label = t("Server")
-                        self.engine = dropdown(engines, label=label, elem_id="checkpoint-engine")
+                        self.engine = dropdown(engines, label=t("Server"), elem_id="checkpoint-engine")
+                        self.questions = dropdown([], label=t("Questions"), elem_id="checkpoint-questions")
                         limit = setting_control(options["limit"], "checkpoint-prove-limit")
                         tokens = setting_control(options["max_tokens"], "checkpoint-prove-tokens")
-                    fields = {"checkpoint_id": chosen, "engine": self.engine, "limit": limit, "max_tokens": tokens}
-                    prove = partial(prove_request, settings)
-                    JobForm(settings, "checkpoint-prove", t("Compare with a server"), fields, prove)
+                    fields = {"checkpoint_id": chosen, "engine": self.engine, "suite": self.questions}
+                    fields |= {"limit": limit, "max_tokens": tokens}
+                    JobForm(settings, "checkpoint-prove", t("Compare"), fields, partial(prove_request, settings))
                 with gr.Column(visible=False) as self.replay:
                     self.data = dropdown([], label=t(RECORDED), info=t(INFO), elem_id="checkpoint-replay-data")
                     fields = {"checkpoint_id": chosen, "dataset_id": self.data}
@@ -93,7 +95,7 @@ class CheckpointPanel:
             with gr.Tab(t("Settings"), elem_id="checkpoint-tab-settings"):
                 config = block(elem_id="checkpoint-settings")
         self.live = [head, links, exports, evaluations, config, measured, *self.tree.live]
-        self.outputs = [message, self.engine, self.replay, self.data, *self.tree.outputs]
+        self.outputs = [message, self.engine, self.questions, self.replay, self.data, *self.tree.outputs]
         exports.make(self._make, chosen, [message, exports], **QUIET)
 
     def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
@@ -110,7 +112,9 @@ class CheckpointPanel:
     def view(self, session: Session, row: Checkpoint | None, query: dict[str, str]) -> list[Any]:
         sets = recorded(session, row) if row and row.state == "ready" else []
         data = gr.Dropdown(sets, value=sets[0][1] if sets else None)
-        return ["", default_engine(self.settings), gr.Column(visible=bool(sets)), data, *self.tree.view(row)]
+        suites = suite_choices(session)
+        questions = gr.Dropdown(suites, value=suites[0][1])
+        return ["", default_engine(self.settings), questions, gr.Column(visible=bool(sets)), data, *self.tree.view(row)]
 
     @show_errors(gr.skip())
     def _make(self, checkpoint_id: str, event: gr.EventData) -> tuple[str, Any]:
@@ -130,10 +134,10 @@ def evaluate_request(settings: Settings, checkpoint_id: str) -> Evaluate:
     return Evaluate(base_id=base_of(settings, checkpoint_id), checkpoint_id=checkpoint_id)
 
 
-def prove_request(settings: Settings, checkpoint_id: str, **values: Any) -> Prove:
+def prove_request(settings: Settings, checkpoint_id: str, suite: str | None, **values: Any) -> Prove:
     """Request to compare a draft here and in a server. Raises NotFound."""
-    base_id = base_of(settings, checkpoint_id)
-    return Prove(base_id=base_id, checkpoint_id=checkpoint_id, **field_values(Prove, values))
+    rows = {"base_id": base_of(settings, checkpoint_id), "checkpoint_id": checkpoint_id}
+    return Prove(**rows, dataset_id=questions_of(suite), **field_values(Prove, values))
 
 
 def replay_request(settings: Settings, checkpoint_id: str, dataset_id: str | None) -> ReplayRequest:

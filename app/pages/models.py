@@ -208,6 +208,11 @@ def own_layers(card: Mapping[str, Any]) -> str:
     return f"{plural('{n} layer', '{n} layers', mtp.get('layers', 1))}. {drafts}"
 
 
+def source_text(base: Base) -> str:
+    name = t(SOURCE_NAMES.get(base.source, base.source))
+    return name if base.location == base.source else f"{name}: {base.location}"
+
+
 def details(base: Base) -> str:
     card = base.card or {}
     memory = card.get("memory") or {}
@@ -230,7 +235,7 @@ def details(base: Base) -> str:
             (t("Multi-token prediction"), own_layers(card)),
             (t("Chat template"), template),
             (t("License"), card.get("licence") or (t("not stated") if card else "")),
-            (t("Source"), f"{t(SOURCE_NAMES.get(base.source, base.source))}: {base.location}"),
+            (t("Source"), source_text(base)),
             (t("Folder"), base.path),
             (t("Weights sha256"), base.weights_sha256),
             (t("Tokenizer sha256"), base.tokenizer_sha256),

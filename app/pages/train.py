@@ -37,7 +37,7 @@ from models.methods.recipes import list_recipes
 from ops.homes import names
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import experiments
+from tracking import experiments, queries
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Experiment, Job
 from workers.jobs.request import command_for
@@ -148,7 +148,8 @@ class TrainPage:
         cloned = request_of_job(session, query.get("clone", ""))
         initial = cloned if cloned and "method" not in query else request_of_address(session, query)
         bases, sets = choices.bases(session), choices.datasets(session, "conversations")
-        data = [*filter(None, query.get("data", "").split(","))] or initial.dataset_ids
+        base = choices.valid_choice(bases, query.get("base") or initial.base_id)
+        data = [*filter(None, query.get("data", "").split(",") + initial.dataset_ids)] or newest_data_of(session, base)
         recipe = valid_recipe(initial.method, query.get("recipe"), initial.recipe or forms.OWN_SETTINGS)
         values = forms.recipe_values(initial.method, recipe)
         values |= {k: box_value(v) for k, v in initial.settings.items()} if recipe == initial.recipe else {}
@@ -156,7 +157,7 @@ class TrainPage:
         values |= {name: getattr(initial, name) for name in PROCESSES}
         values |= entered(self.advanced.controls | self.processes, query)
         values |= {
-            "base": choices.valid_choice(bases, query.get("base") or initial.base_id),
+            "base": base,
             "data": choices.valid_choices(sets, data),
             "method": initial.method,
             "recipe": recipe,
@@ -261,6 +262,12 @@ def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
     method = query["method"] if query.get("method") in METHODS else BEST_METHOD
     base = query.get("base") or writer or ""
     return Train(method=method, base_id=base, dataset_id=first, recipe=usual(method), more_dataset_ids=more)
+
+
+def newest_data_of(session: Session, base_id: str | None) -> list[str]:
+    """Id of the newest dataset whose responses the base model generated."""
+    sets = queries.datasets(session, "conversations", ready_only=True)
+    return [data.id for data in sets if data.base_id == base_id][:1]
 
 
 def experiment_of(session: Session, query: Mapping[str, str]) -> str:

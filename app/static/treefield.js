@@ -4,6 +4,7 @@ import { onElement } from "./shell.js";
 import { MAX_DRAWN, plot } from "./tree.js";
 
 const HINT = t("Click a candidate to remove it with its descendants, + to add a child. Keys: Enter adds, Delete removes.");
+const NO_TREE = t("No fixed tree is set. Press + to build one.");
 
 // The paths of all candidates in a text that models/methods/trees.py reads, after that of the root; only the root if the
 // text names no fixed tree.
@@ -34,7 +35,7 @@ onElement("tree-field", (root) => {
       svg("text", { x: width / 2 - 6, y: 16 }, i ? ranks[i] : t("root")),
       svg("g", { class: "tr-plus" }, svg("rect", { x: width - 20, width: 20, height: 24, rx: 4 }), svg("text", { x: width - 10, y: 17 }, "+"))];
     root.replaceChildren(el("div", { class: "tr-tree" }, plot({ parents, ranks, depths: paths.map((path) => path.length + 1) }, [], t("Tree to draft"), look, focused)),
-      el("p", { class: "sp-hint" }, HINT));
+      el("p", { class: "sp-hint" }, paths.length > 1 ? HINT : NO_TREE));
   }
 
   // Writes the tree after adding a child to candidate `i`, or removing it, and focuses the child, or the parent.

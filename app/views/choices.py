@@ -2,12 +2,15 @@
 
 from sqlalchemy.orm import Session
 
-from app.forms import ENDPOINT
+from app.forms import BUILT_IN, ENDPOINT
 from app.i18n import plural, t
 from app.widgets.formatting import count
 from speculoos.settings import Settings
+from speculoos.suites import BUILT_IN_SUITE_NAME as BUILT_IN_SUITE
+from speculoos.suites import suite_title
 from tracking import queries
 from tracking.tables import Base, Dataset
+from workers.jobs.evaluate import suite_of
 
 Choices = list[tuple[str, str]]
 
@@ -48,3 +51,16 @@ def valid_choice(choices: Choices, preference: str | None = "") -> str | None:
     """`preference` if it is among the choices, otherwise the first one; None without choices."""
     values = [value for _, value in choices]
     return preference if preference in values else (values[0] if values else None)
+
+
+def suite_choices(session: Session) -> Choices:
+    """The built-in questions (once, even if they were added as a dataset), imported suites, and every prompt set."""
+    sets = queries.datasets(session, "prompts", ready_only=True)
+    options = [(suite_label(data), data.id) for data in sets if suite_of(data) != BUILT_IN_SUITE]
+    return [(suite_title(BUILT_IN_SUITE), BUILT_IN), *options]
+
+
+def suite_label(data: Dataset) -> str:
+    title = suite_title((data.config or {}).get("suite") or "")
+    name = f"{title} ({data.name})" if title and title != data.name else data.name
+    return f"{name} · " + plural("{n:,} question", "{n:,} questions", data.rows)

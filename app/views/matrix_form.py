@@ -9,19 +9,16 @@ from sqlalchemy.orm import Session
 
 from app.forms import BUILT_IN, PAIR, matrix_request, served_request
 from app.i18n import N_, plural, t
-from app.views.choices import Choices
+from app.views.choices import Choices, suite_choices
 from app.views.job_forms import JobForm
 from app.widgets.elements import block, closed_accordion
 from app.widgets.fields import dropdown
 from app.widgets.setting_fields import setting_control
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings
-from speculoos.suites import BUILT_IN_SUITE_NAME as BUILT_IN_SUITE
-from speculoos.suites import suite_title
 from tracking import queries
-from tracking.tables import Base, Checkpoint, Dataset
+from tracking.tables import Base, Checkpoint
 from workers.jobs import matrix
-from workers.jobs.evaluate import suite_of
 from workers.jobs.requests import Evaluate, Matrix
 
 TREES = N_("own: the draft's tuned tree · chain 4 · tree 4x2x1 · ngram (no draft) · or options as JSON. One per line.")
@@ -117,16 +114,3 @@ def model_choices(session: Session) -> Choices:
         options.append((t("{name}, no draft", name=base.name), f"{base.id}{PAIR}"))
         options += [(f"{base.name}@{name}", f"{base.id}{PAIR}{row_id}") for name, row_id in drafts.get(base.id, ())]
     return options
-
-
-def suite_choices(session: Session) -> Choices:
-    """The built-in questions (once, even if they were added as a dataset), imported suites, and every prompt set."""
-    sets = queries.datasets(session, "prompts", ready_only=True)
-    options = [(suite_label(data), data.id) for data in sets if suite_of(data) != BUILT_IN_SUITE]
-    return [(suite_title(BUILT_IN_SUITE), BUILT_IN), *options]
-
-
-def suite_label(data: Dataset) -> str:
-    title = suite_title((data.config or {}).get("suite") or "")
-    name = f"{title} ({data.name})" if title and title != data.name else data.name
-    return f"{name} · " + plural("{n:,} question", "{n:,} questions", data.rows)

@@ -11,6 +11,7 @@ from cli.commands.targets import DeviceOption, load_target, resolve
 from cli.console import Json, finish, say
 from models.methods import trees
 from ops.homes import open_home
+from speculoos.errors import BadInput
 from speculoos.files import new_file
 from workers.jobs.arguments import parse_settings
 
@@ -53,6 +54,8 @@ def generate(
     settings = open_home()
     ref = resolve(settings, model, checkpoint)
     text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise BadInput("--prompt: expected a text, got none.")
     drafting = trees.read_options(parse_settings(draft or ()))
     base, loaded = load_target(settings, ref, device or settings.device)
     for notice in getattr(loaded, "notices", ()):

@@ -17,7 +17,7 @@ from app import downloads
 from app.forms import matrix_request, served_request
 from app.pages import evaluations
 from app.pages.jobs import status_line
-from app.views import checkpoint_rows, evaluation_view, leaderboard, matrix_form, verdict
+from app.views import checkpoint_rows, choices, evaluation_view, leaderboard, matrix_form, verdict
 from app.views.manage import delete, save
 from app.widgets.intervals import Bar, bar_chart
 from speculoos.errors import BadInput
@@ -340,7 +340,7 @@ def test_the_built_in_questions_have_one_name(home: Settings) -> None:
         session.add(Dataset(id="mine", name=builtin.QUESTIONS + "-2", kind="prompts", state="ready", config=config))
         session.flush()
         columns = [Evaluate(base_id="", dataset_id=data).columns(session) for data in ("", added, "mine")]
-        offered = [value for _, value in matrix_form.suite_choices(session)]
+        offered = [value for _, value in choices.suite_choices(session)]
     assert [(values["suite"], values["questions"]) for values in columns] == [
         ("built_in", "Built-in questions"),
         ("built_in", "Built-in questions"),
@@ -383,6 +383,6 @@ def test_an_incomplete_form_is_refused_with_the_missing_field(changes: dict[str,
 
 def test_forms_offer_models_with_their_checkpoints_and_sets_of_questions(filled: Settings) -> None:
     with db.reading(filled) as session:
-        models, suites = matrix_form.model_choices(session), matrix_form.suite_choices(session)
+        models, suites = matrix_form.model_choices(session), choices.suite_choices(session)
     assert [value for _, value in models] == ["base:", "base:two", "base:one"] or len(models) == 3
     assert suites == [("Built-in questions", "built-in"), ("GSM8K (gsm8k) · 80 questions", "gsm")]

@@ -124,6 +124,7 @@ def test_the_help_of_train_lists_recipes_and_the_settings_of_a_method(capsys: py
         (["data", "import", "/nowhere/x.jsonl"], "there is no such file"),
         (["data", "generate", "--prompts", "p"], "Choose the model that generates"),
         (["generate", "--model", "nothing", "--prompt", "x"], "There is no model 'nothing'"),
+        (["generate", "--model", "nothing", "--prompt", " "], "--prompt: expected a text"),
         (["evaluate", "--model", "nothing"], "There is no model 'nothing'"),
         (["export", "nothing"], "There is no draft 'nothing'"),
         (["verify", "nothing"], "There is no model, draft or dataset 'nothing'"),
