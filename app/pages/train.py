@@ -149,7 +149,8 @@ class TrainPage:
         initial = cloned if cloned and "method" not in query else request_of_address(session, query)
         bases, sets = choices.bases(session), choices.datasets(session, "conversations")
         base = choices.valid_choice(bases, query.get("base") or initial.base_id)
-        data = [*filter(None, query.get("data", "").split(",") + initial.dataset_ids)] or newest_data_of(session, base)
+        chosen = query.get("data", "").split(",") if query.get("data") else initial.dataset_ids
+        data = [*filter(None, chosen)] or newest_data_of(session, base)
         recipe = valid_recipe(initial.method, query.get("recipe"), initial.recipe or forms.OWN_SETTINGS)
         values = forms.recipe_values(initial.method, recipe)
         values |= {k: box_value(v) for k, v in initial.settings.items()} if recipe == initial.recipe else {}

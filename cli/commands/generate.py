@@ -52,10 +52,10 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, acceptance=acceptance
     )
     settings = open_home()
-    ref = resolve(settings, model, checkpoint)
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise BadInput("--prompt: expected a text, got none.")
+    ref = resolve(settings, model, checkpoint)
     drafting = trees.read_options(parse_settings(draft or ()))
     base, loaded = load_target(settings, ref, device or settings.device)
     for notice in getattr(loaded, "notices", ()):

@@ -43,4 +43,4 @@ def test_the_quickstart_opens_its_run(home: Settings, tmp_path: Path, monkeypatc
     with reading(home) as session:
         run = session.get_one(Experiment, target.removeprefix("/runs/guided?experiment="))
         kinds = [job.kind for job in jobs_of(session, run.id)]
-    assert kinds == ["import_prompts", "generate_data", "train", "export", "evaluate"]
+    assert kinds == ["import_prompts", "generate_data", "train", "evaluate", "export"]

@@ -130,7 +130,7 @@ def test_answered_conversations_become_data_that_can_be_trained_on(
 
 
 def test_jobs_on_a_gpu_wait_for_their_memory_before_they_load(
-    begin: Begin, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Settings, begin: Begin, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
     estimates = []
@@ -143,7 +143,10 @@ def test_jobs_on_a_gpu_wait_for_their_memory_before_they_load(
     for module in (gpu_memory, measure, train):
         monkeypatch.setattr(module, "wait_for_memory", wait)
     generation = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
-    training = Train(base_id=base.id, dataset_id=prompts.id, method="medusa")
+    with db.writing(home) as session:
+        answers = Dataset(name="answers", kind="conversations", state="ready", rows=prompts.rows, path=prompts.path)
+        session.add(answers)
+    training = Train(base_id=base.id, dataset_id=answers.id, method="medusa")
     for submitted in (generation, Evaluate(base_id=base.id, drafting={"drafter": "ngram"}), training):
         request, context = begin(submitted)
         with pytest.raises(Cancelled, match="while it waited"):

@@ -1,8 +1,6 @@
 """The same suite measured locally, at our inference server and at a stand-in for vLLM: jobs, rows and the page. None of
 them contains a key."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +13,7 @@ from app.views import evaluation_view
 from tests.evaluation.test_served import SERVER, TAU
 from tests.tools import zygote
 from tests.tools.homes import skip_speed_probe
+from tests.tools.local_server import start_server
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 from tests.workers.matrix_bench import add_model, add_suites
@@ -40,11 +39,10 @@ def servers(bench: Bench, tiny_base: Path) -> Iterator[tuple[str, str]]:
     bench.settings = replace(bench.settings, inference_port=port)
     base_id, (heads,) = add_model(bench.settings, tiny_base, 1)
     file = bench.settings.home / "their-port"
-    their_process = subprocess.Popen([sys.executable, str(SERVER), str(file), "vllm", THEIRS])
+    their_process = start_server(SERVER, file, "vllm", THEIRS)
     skip_speed_probe(bench.settings.home)
     our_process = zygote.begin("serving.main", [], bench.environment)
     try:
-        wait_until(file.exists, 90, "their server")
         wait_until(lambda: is_up(port), 240, "our server")
         tables = {"ours": (port, OURS), "theirs": (int(file.read_text()), THEIRS)}
         text = "".join(
