@@ -81,8 +81,8 @@ class CheckpointPanel:
                     with gr.Row():
                         self.engine = dropdown(engines, label=t("Server"), elem_id="checkpoint-engine")
                         self.questions = dropdown([], label=t("Questions"), elem_id="checkpoint-questions")
-                        limit = setting_control(options["limit"], "checkpoint-prove-limit")
-                        tokens = setting_control(options["max_tokens"], "checkpoint-prove-tokens")
+                        limit = setting_control(options["limit"], "checkpoint-prove-limit", info=None)
+                        tokens = setting_control(options["max_tokens"], "checkpoint-prove-tokens", info=None)
                     fields = {"checkpoint_id": chosen, "engine": self.engine, "suite": self.questions}
                     fields |= {"limit": limit, "max_tokens": tokens}
                     JobForm(settings, "checkpoint-prove", t("Compare"), fields, partial(prove_request, settings))
