@@ -267,8 +267,8 @@ def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
 
 def newest_data_of(session: Session, base_id: str | None) -> list[str]:
     """Id of the newest dataset whose responses the base model generated."""
-    sets = queries.datasets(session, "conversations", ready_only=True)
-    return [data.id for data in sets if data.base_id == base_id][:1]
+    of_base = Dataset.kind == "conversations", Dataset.base_id == (base_id or "")
+    return [data.id for data in session.scalars(queries.listed(Dataset, *of_base, ready_only=True).limit(1))]
 
 
 def experiment_of(session: Session, query: Mapping[str, str]) -> str:

@@ -93,7 +93,9 @@ def test_a_tuning_s_job_says_that_the_machine_was_busy_and_what_was_kept(home):
 def test_where_plain_decoding_is_faster_the_page_says_so_first(home):
     set_figures(home, tuning="Plain …", tuned={**TUNED, "plain_is_faster": True, "drafting": {}})
     assert "Plain decoding is faster on this machine" in render(home, lambda _, row: tree_view.tuning_result(row))
-    assert "no tree with which this draft is faster" in render(home, checkpoint_rows.head)
+    assert "Tuning found no tree with which this draft is faster than plain decoding on this machine." in render(
+        home, checkpoint_rows.head
+    )
 
 
 def test_a_tuning_of_an_earlier_version_shows_only_its_verdict(home):
