@@ -47,7 +47,7 @@ test-databases: install ## everything with rows, on SQLite and on PostgreSQL, wi
 	@$(BIN)/python -m tests.tools.browser
 	DATABASES=all $(BIN)/python -m pytest $(TESTS) -m "not drill"
 
-drills: install ## breaks things on purpose, for an hour; figures go into DRILLS_OUT, then into docs/reliability.md
+drills: install ## breaks things on purpose, for about three hours; figures go into DRILLS_OUT, then into docs/reliability.md
 	@$(BIN)/python -m tests.tools.browser
 	DRILLS_OUT=$(DRILLS_OUT) $(BIN)/python -m pytest $(DRILLS) -m drill; status=$$?; \
 	$(BIN)/python -m benchmarks.reliability $(DRILLS_OUT) && exit $$status

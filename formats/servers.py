@@ -131,7 +131,7 @@ VLLM = Format(
             (ascending_layers, known_only(EAGLE31 | PEAGLE | {"own_embeddings", "target_hidden_size"})),
         ),
         "medusa": Layout("vLLM 0.29 to 0.32 (0.33 removed Medusa)", REFERENCE_MEDUSA),
-        "dflash": _dflash("vLLM 0.32", ascending_layers, unbiased_base_head),
+        "dflash": _dflash("vLLM 0.32, 0.33", ascending_layers, unbiased_base_head),
     },
     serve=serve.vllm,
     unsupported={
@@ -157,7 +157,7 @@ SPECULATORS = Format(
             "speculators 0.9, vLLM 0.32, 0.33",
             (three_layers, ascending_layers, known_only((EAGLE31 | PEAGLE | {"own_embeddings"}) - {"fc_norm"})),
         ),
-        "dflash": _dflash("speculators 0.9, vLLM 0.32", ascending_layers, unbiased_base_head),
+        "dflash": _dflash("speculators 0.9, vLLM 0.32, 0.33", ascending_layers, unbiased_base_head),
     },
     serve=serve.speculators,
     unsupported={
