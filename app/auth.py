@@ -44,29 +44,29 @@ def add_login(app: FastAPI, settings: Settings) -> None:
     """Add the login to `app`, if the settings require one."""
     if not settings.requires_login:
         return
-    door = LoginHandler(settings)
+    handler = LoginHandler(settings)
 
     @app.get("/login")
     async def form(request: Request) -> Response:
         if token := request.query_params.get("token"):
-            return await door.by_link(request, token)
-        return door.page(request.query_params.get("next", "/"))
+            return await handler.by_link(request, token)
+        return handler.page(request.query_params.get("next", "/"))
 
     @app.post("/login")
     async def login(request: Request) -> Response:
-        return await door.by_form(request, await read_form(request))
+        return await handler.by_form(request, await read_form(request))
 
     @app.post("/logout")
     async def logout(request: Request) -> Response:
         response = RedirectResponse("/login", status_code=303)
-        if value := request.cookies.get(door.sessions.cookie):
-            await asyncio.to_thread(door.sessions.end, value)
-        for name in (door.sessions.cookie, BROWSER):
+        if value := request.cookies.get(handler.sessions.cookie):
+            await asyncio.to_thread(handler.sessions.end, value)
+        for name in (handler.sessions.cookie, BROWSER):
             response.delete_cookie(name)
         return response
 
-    app.state.sessions = door.sessions
-    app.add_middleware(LoginRequired, sessions=door.sessions, metrics_token=settings.metrics_token)
+    app.state.sessions = handler.sessions
+    app.add_middleware(LoginRequired, sessions=handler.sessions, metrics_token=settings.metrics_token)
 
 
 class LoginHandler:

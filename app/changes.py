@@ -40,12 +40,12 @@ IDLE, LISTED, OPEN = 10.0, 2.0, 1.0
 
 def routes(settings: Settings) -> APIRouter:
     """GET /api/changes."""
-    router, board = APIRouter(prefix="/api"), ChangesCache(settings)
+    router, cache = APIRouter(prefix="/api"), ChangesCache(settings)
 
     @router.get("/changes")
     async def changes(page: str = "", id: str = "", strip: str = "") -> JSONResponse:
         page, row_id = (page, id[:LONGEST]) if page in SIGNATURES else ("", "")
-        return JSONResponse(await board.answer(page, row_id, strip), headers={"Cache-Control": "no-store"})
+        return JSONResponse(await cache.answer(page, row_id, strip), headers={"Cache-Control": "no-store"})
 
     return router
 

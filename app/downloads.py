@@ -29,7 +29,7 @@ from tracking.queries import must_be_ready
 from tracking.tables import Base, Checkpoint, Dataset, Experiment
 
 MOST_ROWS = 100_000  # maximum number of rows of a CSV file
-KEEP_OUT = {"Cache-Control": "private, no-cache"}
+REVALIDATE = {"Cache-Control": "private, no-cache"}
 """Revalidated on every request; a browser can still resume a partial download."""
 
 
@@ -57,7 +57,7 @@ def routes(settings: Settings) -> APIRouter:
         if export is None:
             raise NotFound("This download does not exist yet or is outdated. Create it on the draft's page.")
         filename = filename if name == OWN else f"{filename.removesuffix('.zip')}-{name}.zip"
-        return FileResponse(export.path, media_type="application/zip", filename=filename, headers=KEEP_OUT)
+        return FileResponse(export.path, media_type="application/zip", filename=filename, headers=REVALIDATE)
 
     @router.get("/datasets/{dataset_id}/{form}")
     def dataset(dataset_id: str, form: str) -> StreamingResponse:
@@ -66,7 +66,7 @@ def routes(settings: Settings) -> APIRouter:
             must_be_ready(data)
         lines = data_export.export_lines(local_folder(settings, data, settings.home / "datasets"), form)
         filename = data_export.file_name(data.name)
-        headers = {**KEEP_OUT, "Content-Disposition": f'attachment; filename="{filename}"'}
+        headers = {**REVALIDATE, "Content-Disposition": f'attachment; filename="{filename}"'}
         return StreamingResponse(data_export.chunks(lines), media_type="application/jsonl", headers=headers)
 
     @router.get("/evaluations.csv")

@@ -1,4 +1,4 @@
-"""Conversion between form values and requests. Pure functions.
+"""Conversion between form values and requests.
 
 Raise BadInput with the label of the control in the message.
 """

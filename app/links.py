@@ -23,9 +23,14 @@ def on_event_open(events: Any, act: Callable[..., Any], inputs: Any, message: gr
         done.then(None, target, None, js=GO, api_visibility="private")
 
 
-def model_link(page: str, base: str, checkpoint: str = "") -> str:
+def chat_link(base: str, draft: str = "") -> str:
     """`/playground?model=starter@my-heads`."""
-    return f"{PAGES[page]}?" + urlencode({"model": f"{base}@{checkpoint}" if checkpoint else base})
+    return f"{PAGES['playground']}?" + urlencode({"model": f"{base}@{draft}" if draft else base})
+
+
+def compare_link(base: str, draft: str) -> str:
+    """URL that compares a draft with its base model."""
+    return f"{PAGES['compare']}?" + urlencode([("models", base), ("models", f"{base}@{draft}")])
 
 
 def serve_link(base_id: str, checkpoint_id: str = "") -> str:

@@ -85,7 +85,7 @@ for name, group in GROUPS.items():
     app.add_typer(group.app, name=name)
 
 
-MEND = {
+DISK_HINTS = {
     errno.EROFS: "Make it writable, or use another folder; SPECULOOS_HOME sets the home folder.",
     errno.ENOSPC: "Free some space on the disk of the home folder, or on that of the file to write.",
 }
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        hint = MEND.get(error.errno or 0, "")
+        hint = DISK_HINTS.get(error.errno or 0, "")
         return fail(Unavailable(f"{where}{error.strerror or error}.", hint), as_json)
     except Exception as error:
         if os.environ.get("SPECULOOS_DEBUG"):

@@ -1,7 +1,7 @@
 """Live status of a running generation for its page: counters, speeds, the first answers, and the first omitted rows of
 each kind.
 
-Counters are metrics at step 0, which are overwritten (`now/rows`, `now/tokens`, `now/bytes`, `now/left_out/KIND`;
+Counters are metrics at step 0, which are overwritten (`now/rows`, `now/tokens`, `now/left_out/KIND`;
 `now/speed` and `now/speed/SERVER` in tokens per second); `generate/tokens_per_second` is charted over seconds. Samples
 are at step ANSWER or OMITTED_SAMPLE.
 """
@@ -39,7 +39,7 @@ class GenerationStatus:
 
     def __init__(self, reporter: Reporter, shards: ShardWriter, options: GenerateOptions, total: int):
         self._reporter, self._shards, self._options, self._total = reporter, shards, options, total
-        self._rows, self._tokens, self._bytes = _count_existing(shards.folder)
+        self._rows, self._tokens = _count_existing(shards.folder)
         self._sampled_answers = SAMPLES_PER_KIND if self._rows else 0
         self.failed: list[dict[str, str]] = []
         self.kinds: Counter[str] = Counter()
@@ -86,7 +86,6 @@ class GenerationStatus:
         """Store a finished row with `tokens` generated tokens."""
         self._shards.add(row)
         self._rows, self._tokens = self._rows + 1, self._tokens + tokens
-        self._bytes += len(json.dumps(row, ensure_ascii=False).encode()) + 1
         if self._sampled_answers < SAMPLES_PER_KIND:
             self._sampled_answers += 1
             messages = row["messages"]
@@ -115,7 +114,7 @@ class GenerationStatus:
         self._last = now
         by_server = {ALL_SERVERS: tokens} if isinstance(tokens, int) else {**tokens, ALL_SERVERS: sum(tokens.values())}
         speeds = self._speeds(now, by_server)
-        values = {"rows": self._rows, "tokens": self._tokens, "bytes": self._bytes}
+        values = {"rows": self._rows, "tokens": self._tokens}
         values |= {f"left_out/{kind}": count for kind, count in self.kinds.items()}
         values |= {"speed" + (f"/{name[:60]}" if name else ""): speed for name, speed in speeds.items()}
         self._reporter.metrics(0, {f"now/{name}": float(value) for name, value in values.items()})
@@ -133,10 +132,11 @@ class GenerationStatus:
         self._reporter.sample(step, {"id": row_id, "prompt": prompt[:MAX_CHARS], "text": text[:MAX_CHARS], **extra})
 
 
-def _count_existing(folder: Path) -> tuple[int, int, int]:
-    rows = tokens = size = 0
+def _count_existing(folder: Path) -> tuple[int, int]:
+    """Numbers of rows and of generated tokens."""
+    rows = tokens = 0
     for _, _, line in read_lines(folder) if shard_files(folder) else ():
         row = json.loads(line)
-        rows, size = rows + 1, size + len(line)
+        rows += 1
         tokens += row.get("answer_tokens") or sum(end - start for start, end in row.get("loss_spans", ()))
-    return rows, tokens, size
+    return rows, tokens

@@ -2,15 +2,12 @@
 
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
 from ops.migrate import migrate
 from ops.starter import ensure_starter
 from speculoos.private import restrict_permissions
 from speculoos.settings import Settings, load
 from tracking.db import writing
-from tracking.tables import Base, Checkpoint, Dataset, Table
+from tracking.tables import Table
 
 
 def open_home(settings: Settings | None = None) -> Settings:
@@ -22,12 +19,6 @@ def open_home(settings: Settings | None = None) -> Settings:
     with writing(settings) as session:
         ensure_starter(session, settings)
     return settings
-
-
-def names(session: Session) -> dict[str, str]:
-    """Name of every base, dataset and checkpoint by its id, for `workers.jobs.request.command_for`."""
-    tables = (Base, Dataset, Checkpoint)
-    return {row_id: name for table in tables for row_id, name in session.execute(select(table.id, table.name))}
 
 
 def columns(row: Table, *leave_out: str) -> dict[str, Any]:

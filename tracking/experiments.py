@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict, NotFound
 from tracking import listing, queries, trainings
-from tracking.names import check_free_name
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Dataset, Experiment, Job
 
@@ -22,14 +21,6 @@ def query() -> Select[Any]:
 def names(session: Session) -> list[str]:
     """Names of the newest experiments, at most NAMES."""
     return list(session.scalars(query().with_only_columns(Experiment.name).limit(NAMES)))
-
-
-def create(session: Session, name: str) -> Experiment:
-    """Create an experiment. Raises BadInput, or Conflict if the name is taken."""
-    experiment = Experiment(name=check_free_name(session, Experiment, name))
-    session.add(experiment)
-    session.flush()
-    return experiment
 
 
 def move_to_experiment(session: Session, job_id: str, name: str | None) -> None:

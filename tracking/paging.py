@@ -28,16 +28,7 @@ class Page(Generic[Row]):
         """`1–50 of 312`, `12` if all rows are shown, `1–50 of 1,000+` if not all were counted."""
         if len(self.rows) == self.total:
             return f"{self.total:,}"
-        return f"{self.first:,}–{self.first + len(self.rows) - 1:,} of {self.counted}"
-
-    @property
-    def counted(self) -> str:
-        """`312`, or `1,000+`."""
-        return f"{self.total:,}" + ("" if self.is_exact else "+")
-
-    def label(self, noun: str) -> str:
-        """`1–50 of 312 jobs`, `1 job`."""
-        return f"{self.range} {noun}" + ("" if self.total == 1 else "s")
+        return f"{self.first:,}–{self.first + len(self.rows) - 1:,} of {self.total:,}" + ("" if self.is_exact else "+")
 
 
 def page(session: Session, query: Select[Any], offset: str = "", size: int = SIZE) -> Page[Any]:

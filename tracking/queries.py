@@ -67,13 +67,15 @@ def ensure_experiment(session: Session, name: str) -> Experiment:
         return experiment
 
 
-def names(session: Session, ids: Iterable[str | None]) -> dict[str, str]:
-    """Name of the bases, datasets and checkpoints with these ids, by id."""
-    wanted_ids = {*ids} - {None, ""}
-    name_queries = (
-        select(table.id, table.name).where(table.id.in_(wanted_ids)) for table in (Base, Dataset, Checkpoint)
-    )
-    return {row_id: name for query in name_queries for row_id, name in session.execute(query)} if wanted_ids else {}
+def names(session: Session, ids: Iterable[str | None] | None = None) -> dict[str, str]:
+    """Name of the bases, datasets and checkpoints with these ids, or of all, by id."""
+    wanted_ids = None if ids is None else {*ids} - {None, ""}
+    if wanted_ids is not None and not wanted_ids:
+        return {}
+    name_queries = (select(table.id, table.name) for table in (Base, Dataset, Checkpoint))
+    if wanted_ids is not None:
+        name_queries = (query.where(query.selected_columns.id.in_(wanted_ids)) for query in name_queries)
+    return {row_id: name for query in name_queries for row_id, name in session.execute(query)}
 
 
 def model_name(session: Session, base_id: str, checkpoint_id: str | None = None) -> str:

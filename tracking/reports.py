@@ -143,7 +143,6 @@ class GenerationProgress:
 
     rows: int = 0
     tokens: int = 0
-    bytes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     workers: dict[str, float] = field(default_factory=dict)
     servers: dict[str, float] = field(default_factory=dict)
@@ -167,7 +166,7 @@ def generation_progress(session: Session, job_id: str) -> GenerationProgress:
             speeds[part or owner] = speeds.get(part or owner, 0.0) + value
         elif name == REJECTED:
             progress.left_out[part] = progress.left_out.get(part, 0) + int(value)
-        elif name in ("rows", "tokens", "bytes"):
+        elif name in ("rows", "tokens"):
             setattr(progress, name, getattr(progress, name) + int(value))
     return progress
 

@@ -187,7 +187,7 @@ class Checkpoint(Named, Table):
     __tablename__ = "checkpoints"
     __table_args__ = (Unique("base_id", "name", name="uq_checkpoints_base_name"),)
 
-    method: Mapped[str] = mapped_column(String(32))  # medusa | eagle | eagle3 | draft
+    method: Mapped[str] = mapped_column(String(32))  # a key of models.methods.METHODS
     state: Mapped[str] = mapped_column(String(16), default="pending")  # pending | ready | failed
     base_id: Mapped[str] = mapped_column(ForeignKey("bases.id"))
     base_sha256: Mapped[str] = mapped_column(String(64), default="")  # identity of the base it was trained on

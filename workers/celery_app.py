@@ -16,7 +16,6 @@ from tracking.tables import Job
 
 log = logging.getLogger(__name__)
 
-QUEUES = ("gpu", "io")
 TASK = "workers.run_job"
 VISIBILITY_SECONDS = 12 * 3600  # time until the broker redelivers an unacknowledged message; longer than most jobs run
 CONNECT_SECONDS = 2
@@ -31,14 +30,11 @@ def make_app(redis_url: str) -> Celery:
         task_ignore_result=True,
         task_default_queue="gpu",
         worker_prefetch_multiplier=1,
-        worker_hijack_root_logger=False,
         worker_cancel_long_running_tasks_on_connection_loss=True,  # unacknowledged tasks only: none here
         accept_content=["json"],
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_connection_timeout=CONNECT_SECONDS,
-        visibility_timeout=VISIBILITY_SECONDS,
-        result_backend_transport_options={"visibility_timeout": VISIBILITY_SECONDS},
         broker_transport_options={
             "visibility_timeout": VISIBILITY_SECONDS,
             "socket_connect_timeout": CONNECT_SECONDS,

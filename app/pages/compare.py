@@ -58,8 +58,8 @@ def build(settings: Settings) -> None:
     def load(request: gr.Request):
         with reading(settings) as session:
             choices = targets.all_targets(session) + targets.servers(settings)
-        query = dict(request.query_params)
-        values, text, options_in_url = opening(settings, query, choices)
+        query, models = dict(request.query_params), request.query_params.getlist("models")
+        values, text, options_in_url = opening(settings, query, models, choices)
         dropdown = gr.Dropdown(choices=choices, value=values)
         return dropdown, text, recent(settings), *option_values(options_in_url)
 
@@ -76,15 +76,15 @@ def build(settings: Settings) -> None:
 
 
 def opening(
-    settings: Settings, query: dict[str, str], choices: list[tuple[str, str]]
+    settings: Settings, query: dict[str, str], models: list[str], choices: list[tuple[str, str]]
 ) -> tuple[list[str], str, TurnOptions]:
-    """Initial targets, prompt and options: those of the comparison or the query in the URL; by
+    """Initial targets, prompt and options: those of the comparison or of `models` and `query` of the URL; by
     default the first two targets, which are plain decoding of the first base and its best draft or prompt lookup."""
     known_values = [value for _, value in choices]
     with reading(settings) as session:
         columns = runs.group_runs(session, query.get("comparison", ""))
     if not columns:
-        chosen = [v for v in query.get("models", "").split(",") if v in known_values]
+        chosen = [value for value in models if value in known_values]
         options_in_url = TurnOptions(tree=query.get("tree", "")[: trees.MAX_CHARACTERS])
         return chosen or known_values[:2], query.get("prompt", "")[:2000], options_in_url
     values = [value for run in columns if (value := targets.value_of(run)) in known_values]

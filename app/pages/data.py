@@ -37,7 +37,6 @@ from app.widgets.picker import live, pager
 from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
 from models import data_rows
-from ops.homes import names
 from speculoos.settings import Settings
 from tracking import listing, queries
 from tracking.db import reading
@@ -146,7 +145,7 @@ class DataPanel:
         self.generate.follow(self.facts)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
-        facts, distributions = data_view.details(data, names(session)), data_view.distributions(data)
+        facts, distributions = data_view.details(data, queries.names(session)), data_view.distributions(data)
         figures = [head(session, data), facts, distributions, data_view.bad_rows(data)]
         box = gr.Accordion(visible=is_for(data))
         return [*figures, *self.rows.view(session, data), box]

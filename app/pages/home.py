@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.i18n import N_, t
-from app.links import model_link, on_event_open
+from app.links import chat_link, on_event_open
 from app.paths import PAGES
 from app.theme import asset
 from app.views import guided_view
@@ -63,7 +63,7 @@ def buttons(session: Session, main: bool) -> str:
     chat = PAGES["playground"]
     for checkpoint in queries.checkpoints(session, ready_only=True):
         if Path(checkpoint.path).name == STARTER_HEAD.name:
-            chat = model_link("playground", session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
+            chat = chat_link(session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
     links = link_button(t("Chat with the starter model"), chat, main=main, id="home-chat")
     links += link_button(t("Make my model faster"), PAGES["guided"], id="home-guided")
     return tag("div", links, class_="sp-link-row")

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.i18n import N_, plural, t
-from app.links import clone_form, model_link, on_event_open
+from app.links import chat_link, clone_form, on_event_open
 from app.paths import PAGES
 from app.views import (
     evaluation_view,
@@ -36,13 +36,12 @@ from app.widgets.list_query import ListQuery, filtered_query
 from app.widgets.picker import live, pager
 from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
-from ops.homes import names
 from speculoos.settings import Settings
-from tracking import experiments, jobs, listing, reports
+from tracking import experiments, jobs, listing, queries, reports
 from tracking.db import reading, writing
 from tracking.paging import page
 from tracking.states import FINISHED, WAITING, JobState
-from tracking.tables import Base, Checkpoint, Dataset, Job
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs import submit
 from workers.jobs.requests import custom_kinds
 
@@ -159,7 +158,7 @@ class JobPanel:
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
             samples(session, job),
             job_rows.log_lines(reports.logs(session, job.id, limit=300)),
-            job_rows.attempts(reports.attempt_seconds(session, job.id)) + job_rows.config(job, names(session)),
+            job_rows.attempts(reports.attempt_seconds(session, job.id)) + job_rows.config(job, queries.names(session)),
         ]
 
     def view(self, session: Session, job: Job | None, query: Mapping[str, str]) -> list[Any]:
@@ -220,7 +219,7 @@ def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
             link, link_text = f"{PAGES[page_name]}?id={row.id}", t("Open")
             if kind is Checkpoint:
                 base = session.get_one(Base, row.base_id)
-                link, link_text = model_link("playground", base.name, row.name), t("Open in Playground")
+                link, link_text = chat_link(base.name, row.name), t("Open in Playground")
             entries.append((t(sentence, name=row.name), link, link_text))
     if job.kind == "train" and not entries:
         entries.append((t("Its draft was deleted."), "", ""))
@@ -229,8 +228,9 @@ def outcomes(session: Session, job: Job) -> list[tuple[str, str, str]]:
             entries.append(
                 (t("Response {number}, replayed.", number=number), f"/playground?chat={chat}", t("Open in Playground"))
             )
-    if job.kind in ("evaluate", "replay", "prove"):
-        to = f"/results?id={job.request.get('evaluation_id', '')}"
+    evaluation_id = job.request.get("evaluation_id", "")
+    if job.kind in ("evaluate", "replay", "prove") and session.get(Evaluation, evaluation_id):
+        to = f"/results?id={evaluation_id}"
         entries.append((t("The evaluation is stored."), to, t("Open the evaluation")))
     if job.kind == "tune":
         sentences = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_tree_note(job.result))

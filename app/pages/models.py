@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.forms import SOURCES, fetch_request
 from app.i18n import N_, plural, t
-from app.links import model_link, on_event_open, serve_link
+from app.links import chat_link, on_event_open, serve_link
 from app.paths import PAGES
 from app.views import checkpoint_rows, export_rows, targets
 from app.views.data_view import state_badge
@@ -181,7 +181,7 @@ def uses(session: Session, base: Base) -> str:
         return ""
     draft = targets.default_draft(targets.draft_choices(session, base.name))
     links = (
-        link_button(t("Chat"), model_link("playground", base.name, draft), main=True),
+        link_button(t("Chat"), chat_link(base.name, draft), main=True),
         link_button(t("Generate training data"), f"/data?base={base.id}"),
         link_button(t("Train a draft"), f"/runs/new?base={base.id}"),
         link_button(t("Import a draft"), f"/models/drafts?base={base.id}"),

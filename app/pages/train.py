@@ -34,7 +34,6 @@ from formats import FORMATS, OWN
 from formats.refusals import no_server_reason
 from models.methods import METHODS, SETTINGS
 from models.methods.recipes import list_recipes
-from ops.homes import names
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import experiments, queries
@@ -147,15 +146,18 @@ class TrainPage:
         """Values of the job to clone or the defaults, replaced by those in the URL."""
         cloned = request_of_job(session, query.get("clone", ""))
         initial = cloned if cloned and "method" not in query else request_of_address(session, query)
+        source = cloned or initial  # the base model, data and processes of a clone remain with another method
         bases, sets = choices.bases(session), choices.datasets(session, "conversations")
-        base = choices.valid_choice(bases, query.get("base") or initial.base_id)
-        chosen = query.get("data", "").split(",") if query.get("data") else initial.dataset_ids
+        base = choices.valid_choice(bases, query.get("base") or source.base_id)
+        chosen = query.get("data", "").split(",") if query.get("data") else source.dataset_ids
         data = [*filter(None, chosen)] or newest_data_of(session, base)
-        recipe = valid_recipe(initial.method, query.get("recipe"), initial.recipe or forms.OWN_SETTINGS)
+        default = initial.recipe or forms.OWN_SETTINGS
+        recipe = valid_recipe(initial.method, query.get("recipe"), default)
         values = forms.recipe_values(initial.method, recipe)
-        values |= {k: box_value(v) for k, v in initial.settings.items()} if recipe == initial.recipe else {}
-        values |= {name: 2 * values[name] for name in LIMITS if values.get(name) and "longer" in query}
-        values |= {name: getattr(initial, name) for name in PROCESSES}
+        values |= {k: box_value(v) for k, v in initial.settings.items()} if recipe == default else {}
+        if initial is cloned and "longer" in query:
+            values |= {name: 2 * values[name] for name in LIMITS if values.get(name)}
+        values |= {name: getattr(source, name) for name in PROCESSES}
         values |= entered(self.advanced.controls | self.processes, query)
         values |= {
             "base": base,
@@ -309,7 +311,7 @@ def review_box(settings: Settings, request: Train, name: str, experiment: str, m
     flags += ["--experiment", experiment] if experiment else []
     with reading(settings) as session:
         notes = "".join(notice(text, "warn") for text in warnings(session, request))
-        command = command_for(request, names(session), name, flags)
+        command = command_for(request, queries.names(session), name, flags)
     config = request.config.to_json()
     chosen = [
         f"{t(SETTINGS[name].label)} {value_text(config[name])}"

@@ -103,7 +103,7 @@ class ChatPage {
 
   reset() {
     this.clear();
-    this.endEdit();
+    this.cancelEdit();
     this.chosen = "";
     this.goTo("");
   }
@@ -219,11 +219,13 @@ class ChatPage {
   }
 
   cancelEdit() {
-    typePrompt(this.unsent || "");
+    if (this.editing && !this.unsent) typePrompt("");
     this.endEdit();
   }
 
+  // Ends editing, and puts back what was in the prompt field before.
   endEdit() {
+    if (this.editing && this.unsent) typePrompt(this.unsent);
     this.editing = null;
     document.querySelector('[data-sp="editing"]')?.replaceChildren();
     for (const turn of this.turns) turn.node.classList.remove("sp-edited");

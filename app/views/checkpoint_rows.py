@@ -1,4 +1,4 @@
-"""HTML of checkpoints: the list, metrics and lineage. Pure functions of rows."""
+"""HTML of checkpoints: the list, metrics and lineage."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.i18n import N_, plural, t
-from app.links import model_link, serve_link
+from app.links import chat_link, compare_link, serve_link
 from app.paths import PAGES
 from app.views import export_rows
 from app.views.leaderboard import question_count_text
@@ -271,11 +271,10 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
         return ""
     base = session.get_one(Base, checkpoint.base_id)
     file = f"/api/checkpoints/{checkpoint.id}/download"
-    pair = urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}"})
     links = (
         link_button(t("Download zip"), file, main=True, id="checkpoint-download"),
-        link_button(t("Try in the Playground"), model_link("playground", base.name, checkpoint.name)),
-        link_button(t("Compare with the baseline"), f"/playground/compare?{pair}"),
+        link_button(t("Try in the Playground"), chat_link(base.name, checkpoint.name)),
+        link_button(t("Compare with the baseline"), compare_link(base.name, checkpoint.name)),
         link_button(t("Serve"), serve_link(base.id, checkpoint.id)),
         link_button(t("Plan"), f"/models?{urlencode({'id': base.id, 'checkpoint': checkpoint.id})}"),
     )

@@ -24,7 +24,7 @@ from tracking.db import reading
 from workers.jobs.request import command_for
 from workers.jobs.submit import submit
 
-LEAD = N_("Medusa, EAGLE or EAGLE-3 heads, or a small model with the base model's vocabulary.")
+LEAD = N_("A Medusa, EAGLE, EAGLE-3, P-EAGLE or DFlash draft, or a small model with the base model's vocabulary.")
 HINTS = {
     "hub": (
         "owner/name or owner/name@revision",

@@ -1,5 +1,5 @@
 """HTML of a running generation: rows, tokens, speeds, skipped rows with reasons and the first responses.
-Pure functions of rows; text of models and users is escaped."""
+Text of models and users is escaped."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import shorten

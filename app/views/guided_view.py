@@ -4,7 +4,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.i18n import t
-from app.links import model_link
+from app.links import chat_link, compare_link
 from app.paths import PAGES
 from app.views import evaluation_view, generation_view, metrics_view, verdict
 from app.views.checkpoint_rows import figure_tiles
@@ -91,7 +91,7 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
     """Verdict, figures, and what to do with the draft; `jobs` may contain an export of it."""
     base = session.get_one(Base, checkpoint.base_id)
     exports = [job for job in jobs if job.kind == "export" and job.state == "SUCCEEDED"]
-    links = link_button(t("Compare with the baseline"), model_link("compare", base.name, checkpoint.name))
+    links = link_button(t("Compare with the baseline"), compare_link(base.name, checkpoint.name))
     command = ""
     for job in exports:
         name = job.request["format"]
@@ -107,5 +107,5 @@ def draft_result(session: Session, training: Job, checkpoint: Checkpoint, jobs: 
             t("Results per question"), f"{PAGES['evaluations']}?id={evaluated.request['evaluation_id']}"
         )
     shown = command_box(command, t("Serve it, in the folder of the unpacked download")) if command else ""
-    watch = model_link("playground", base.name, checkpoint.name)
+    watch = chat_link(base.name, checkpoint.name)
     return verdict.part(session, training, links, watch) + figure_tiles(session, checkpoint) + shown

@@ -37,7 +37,7 @@ FORMS = N_("Its own file; without one it is downloaded from the Hub if available
 SHAPES = N_("messages, ShareGPT, prompts, Alpaca or MT-Bench, as JSONL, JSON, CSV or parquet")
 LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
 Fields = Sequence[str | None]
-LOOK, NOTHING = "corpus.import_preview:preview", "corpus.import_preview:import_problem"
+PREVIEW, IMPORT_PROBLEM = "corpus.import_preview:preview", "corpus.import_preview:import_problem"
 """Functions that read the first rows, in a child process with limits because files are untrusted."""
 STRICT = N_("A suite is read in its own format; the import reports every line that differs.")
 RECOGNIZED = N_("detected")
@@ -144,7 +144,7 @@ class ImportForm:
                 file = Path(folder) / f"first-file{Path(name).suffix.lower()}"
                 file.write_bytes(content)
             try:
-                return limited(LOOK, file, kind, fields)
+                return limited(PREVIEW, file, kind, fields)
             except (LimitExceeded, ChildError):
                 raise BadInput(f"{file.name}: the preview took too long; the import may still work.") from None
 
@@ -164,7 +164,7 @@ class ImportForm:
 def require_rows(file: Path, kind: str, fields: Fields = ()) -> None:
     """Raise BadInput if the import would drop every row. Files that take too long to check are accepted."""
     try:
-        cause = limited(NOTHING, file, kind, fields)
+        cause = limited(IMPORT_PROBLEM, file, kind, fields)
     except (LimitExceeded, ChildError):
         return
     if cause:
@@ -175,7 +175,7 @@ def require_rows(file: Path, kind: str, fields: Fields = ()) -> None:
 
 
 def limited(work: str, file: Path, kind: str, fields: Fields) -> Any:
-    """Result of LOOK or NOTHING for a file. Raises LimitExceeded or ChildError."""
+    """Result of PREVIEW or IMPORT_PROBLEM for a file. Raises LimitExceeded or ChildError."""
     return run_limited(work, str(file), kind == ANSWERED, mapping_of(fields), seconds=LOOK_SECONDS, memory=LOOK_MEMORY)
 
 

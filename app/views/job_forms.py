@@ -16,8 +16,8 @@ from app.widgets.fields import one_line
 from app.widgets.problems import show_errors
 from app.widgets.review import review
 from app.widgets.setting_fields import entered, field_values, setting_rows
-from ops.homes import names
 from speculoos.settings import Settings
+from tracking import queries
 from tracking.db import reading
 from workers.jobs.request import Request, command_for
 from workers.jobs.submit import check_and_estimate, submit
@@ -83,7 +83,7 @@ class JobForm:
         request = self._request(values)
         estimate = check_and_estimate(self.settings, request)
         with reading(self.settings) as session:
-            command = command_for(request, names(session), (name or "").strip())
+            command = command_for(request, queries.names(session), (name or "").strip())
             return self.note(session, request) + review(estimate, command)
 
     @show_errors("")

@@ -1,4 +1,4 @@
-"""HTML of the jobs table and of the parts of one job's page. Pure functions of rows."""
+"""HTML of the jobs table and of the parts of one job's page."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Texts of jobs: state, progress with its estimate, and what a waiting job waits for. Pure functions."""
+"""Texts of jobs: state, progress with its estimate, and what a waiting job waits for."""
 
 from collections.abc import Iterable
 

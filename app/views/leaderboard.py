@@ -1,4 +1,4 @@
-"""The leaderboard as HTML, bar chart and CSV. Pure functions of rows."""
+"""The leaderboard as HTML, bar chart and CSV."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain

@@ -14,9 +14,9 @@ from app.widgets.elements import QUIET, block, closed_accordion, notice
 from app.widgets.fields import one_line
 from app.widgets.formatting import size
 from app.widgets.list_page import Listing, ListPage, Panel
-from app.widgets.problems import error_text, show_errors
+from app.widgets.problems import show_errors
 from app.widgets.text import safe, tag
-from speculoos.errors import NotFound, SpeculoosError
+from speculoos.errors import NotFound
 from speculoos.settings import Settings
 from tracking import changes
 from tracking.db import reading, writing
@@ -35,7 +35,7 @@ class Manage:
             with gr.Row(equal_height=True, elem_classes="sp-manage"):
                 self.name = one_line(t("Name"), f"{noun}-name", max_length=200, scale=2)
                 note = {"max_lines": 4, "max_length": 4000, "scale": 3, "placeholder": "…"}
-                self.note = gr.Textbox(label=t("Note (#words are tags)"), elem_id=f"{noun}-note", **note)
+                self.note = gr.Textbox(label=t("Note"), elem_id=f"{noun}-note", **note)
             with gr.Row(elem_classes="sp-buttons"):
                 self.save = gr.Button(t("Save"), elem_id=f"{noun}-save", **SMALL)
                 label = t("Delete this {word}", word=t(noun))
@@ -61,8 +61,9 @@ class Manage:
     def _ask(self, row_id: str) -> tuple[str, Any]:
         return notice(question(self.settings, self.table, self.noun, row_id), "warn"), gr.Column(visible=True)
 
+    @show_errors()
     def _save(self, row_id: str, name: str, note: str) -> str:
-        return outcome_notice(lambda: save(self.settings, self.table, self.noun, row_id, name, note))
+        return notice(save(self.settings, self.table, self.noun, row_id, name, note), "good")
 
     @show_errors(gr.skip(), gr.Column(visible=False))
     def _delete(self, row_id: str) -> tuple[str, str, Any]:
@@ -144,12 +145,3 @@ def row(session: Session, table: type[Table], noun: str, row_id: str) -> Any:
     if record := session.get(table, row_id):
         return record
     raise NotFound(f"This {noun} does not exist: it was deleted, or the URL is wrong.")
-
-
-def outcome_notice(action: Callable[[], str], tone: str = "good") -> str:
-    """Run `action`. A notice with the message it returns, or with the error."""
-    try:
-        text = action()
-    except SpeculoosError as error:
-        return notice(error_text(error), "bad")
-    return notice(text, tone) if text else ""

@@ -23,9 +23,9 @@ TITLES = {
     "tokens_per_second": N_("Tokens per second"),
     "memory_mb": N_("Memory (MB)"),
     "grad_norm": N_("Gradient norm"),
-    "gpu_utilization": "GPU utilization",
-    "gpu_memory_gb": "GPU memory (GB)",
-    "gpu_temperature": "GPU temperature (°C)",
+    "gpu_utilization": N_("GPU utilization"),
+    "gpu_memory_gb": N_("GPU memory (GB)"),
+    "gpu_temperature": N_("GPU temperature (°C)"),
 }
 UNITS = {
     "tokens_per_second": "tokens/s",

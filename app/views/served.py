@@ -116,7 +116,7 @@ def part(session: Session, settings: Settings, job: Job) -> str:
 
 def default_model(session: Session) -> str:
     """The latest draft, in the form; otherwise the first base model."""
-    drafts = [row for row in queries.checkpoints(session) if row.state == "ready"]
+    drafts = queries.checkpoints(session, ready_only=True)
     return f"{drafts[0].base_id}{PAIR}{drafts[0].id}" if drafts else ""
 
 

@@ -29,7 +29,7 @@ def bar(page: str, can_log_out: bool = False) -> str:
     at_home = "page" if page == "home" else None
     mark = f'<img src="{asset("icon.svg")}" alt="" width="26" height="26">'
     brand = tag("a", mark + tag("span", "Speculoos"), href="/", class_="sp-brand", aria_current=at_home)
-    nav = tag("nav", links, class_="sp-nav", aria_label=t("Places"))
+    nav = tag("nav", links, class_="sp-nav", aria_label=t("Sections"))
     find = t("Search") + tag("kbd", t("Ctrl K"), aria_hidden="true")
     tools = tag("button", find, class_="sp-find-button", type="button", data_sp="find")
     tools += tag("button", "?", class_="sp-theme", type="button", data_sp="words", aria_label=t("Glossary"))
@@ -52,4 +52,4 @@ def tabs(page: str) -> str:
         for name, label in pages.items()
         if name == page or name not in NEEDS_ROWS
     )
-    return tag("nav", links, class_="sp-tabs", aria_label=t("Pages of {place}", place=t(section)))
+    return tag("nav", links, class_="sp-tabs", aria_label=t("Pages of {section}", section=t(section)))

@@ -19,7 +19,7 @@ LOOKUP_CHOICE, OWN_CHOICE = f":{LOOKUP}", f":{OWN_LAYERS}"
 """The choices of drafters without a checkpoint; names of checkpoints cannot start with a colon."""
 
 
-class ServerTarget(NamedTuple):
+class ModelChoice(NamedTuple):
     """A model as in the API, and the requested drafter ("" is the checkpoint's own)."""
 
     model: str
@@ -71,7 +71,7 @@ def drafts_itself(base: Base) -> bool:
     return bool(mtp) and not mtp.get("reason")
 
 
-def target(base_name: str, draft: str) -> ServerTarget:
+def target(base_name: str, draft: str) -> ModelChoice:
     return parse(f"{base_name}@{draft}" if draft not in (PLAIN, LOOKUP_CHOICE, OWN_CHOICE) else base_name + draft)
 
 
@@ -112,12 +112,12 @@ def value_of(run: Run, separator: str = "") -> str:
     return f"{run.model}{separator}:{drafter}" if drafter in (LOOKUP, OWN_LAYERS) else run.model
 
 
-def parse(value: str) -> ServerTarget:
+def parse(value: str) -> ModelChoice:
     """The target of a value from `all_targets`."""
     for choice in (LOOKUP_CHOICE, OWN_CHOICE):
         if value.endswith(choice) and not server_of(value):
-            return ServerTarget(value.removesuffix(choice), choice[1:])
-    return ServerTarget(value)
+            return ModelChoice(value.removesuffix(choice), choice[1:])
+    return ModelChoice(value)
 
 
 def _base(session: Session, name: str) -> Base | None:

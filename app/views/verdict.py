@@ -10,7 +10,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from app.i18n import t
-from app.links import model_link
+from app.links import chat_link
 from app.views.checkpoint_rows import plain_is_faster, sets_of
 from app.widgets.elements import Tone, link_button, notice
 from app.widgets.text import tag
@@ -169,6 +169,6 @@ def next_steps(
         "data": f"/data?{urlencode({'base': base.id})}",
         "longer": f"/runs/new?{urlencode({'clone': job.id, 'longer': 2})}",
         "method": "" if checkpoint.method == BEST_METHOD else f"/runs/new?{urlencode({**form, 'method': BEST_METHOD})}",
-        "chat": model_link("playground", base.name, checkpoint.name),
+        "chat": chat_link(base.name, checkpoint.name),
         "evaluate": f"/models/drafts?id={checkpoint.id}",
     }

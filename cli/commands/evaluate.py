@@ -43,7 +43,7 @@ def evaluate(
     request.check_options()
     settings = open_home()
     if estimate or request.endpoint:
-        request = request.changed(**served(settings, model, checkpoint, questions))
+        request = request.changed(**row_ids(settings, model, checkpoint, questions))
     if estimate:
         return show_estimate(settings, request, as_json)
     if request.endpoint:
@@ -97,7 +97,7 @@ def _loads(loads: list[dict[str, Any]]) -> str:
     return f"{table(lines, heads)}\n{verdict(loads)}".rstrip()
 
 
-def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[str, str]:
+def row_ids(settings: Any, model: str, checkpoint: str, questions: str) -> dict[str, str]:
     """Ids of the model that an endpoint serves and of the prompt set; "" if not specified."""
     ids = {"base_id": "", "checkpoint_id": "", "dataset_id": ""}
     with reading(settings) as session:

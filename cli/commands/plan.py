@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.evaluate import load_questions, served
+from cli.commands.evaluate import load_questions, row_ids
 from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.commands.targets import DeviceOption, leased_devices, load_target, resolve
 from cli.console import Json, finish, say, table
@@ -36,7 +36,7 @@ def plan(
     fields = PlanRequest(base_id="", **options)  # checks the options
     if estimate:
         settings = open_home()
-        ids, costs = served(settings, model, "", questions), {"machine": str(machine)} if machine else {}
+        ids, costs = row_ids(settings, model, "", questions), {"machine": str(machine)} if machine else {}
         return show_estimate(settings, fields.changed(**ids, costs=costs), as_json)
 
     from evaluation.costs import read_costs

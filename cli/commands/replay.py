@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.evaluate import served
+from cli.commands.evaluate import row_ids
 from cli.commands.fields import EstimateOnly, request_options, show_estimate
 from cli.commands.targets import DeviceOption, dataset, is_folder, load_target, resolve
 from cli.console import Json, figures, finish, say
@@ -55,7 +55,7 @@ def run_draft(
     read its hidden states."""
     settings = open_home()
     if estimate:
-        ids = served(settings, draft, "", str(file))
+        ids = row_ids(settings, draft, "", str(file))
         if not ids["checkpoint_id"]:
             raise BadInput(f"--estimate needs a trained draft as --draft BASE@DRAFT, got {draft!r}.")
         return show_estimate(settings, ReplayRequest(**ids, limit=limit or sys.maxsize), as_json)

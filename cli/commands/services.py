@@ -12,8 +12,7 @@ from speculoos.errors import BadInput
 from speculoos.files import read_inference_token
 from speculoos.login_links import create_login_link
 from speculoos.settings import load
-
-QUEUES = ("gpu", "io")
+from tracking.workload import QUEUES
 
 
 def up() -> int:
@@ -65,10 +64,9 @@ def serve(
 
 
 def worker(
-    name: Annotated[str, typer.Argument(metavar="[QUEUE]", help="The same as --queue.")] = "",
     queue: Annotated[
-        str, typer.Option(help="gpu (generation, training, evaluation; default) or io (imports, downloads).")
-    ] = "",
+        str, typer.Option(help="gpu (generation, training, evaluation) or io (imports, downloads).")
+    ] = "gpu",
     count: Annotated[
         int, typer.Option(min=0, help="Worker processes; default one for each GPU for gpu, 1 for io.")
     ] = 0,
@@ -85,7 +83,6 @@ def worker(
     from cli.launch.programs import gpu_workers
     from cli.launch.workers import check_worker_setup, run
 
-    queue = queue or name or QUEUES[0]
     if queue not in QUEUES:
         raise BadInput(f"There is no queue {queue!r}; the queues are {' and '.join(QUEUES)}.")
     settings = load()

@@ -230,7 +230,7 @@ def test_the_best_measured_draft_is_offered_first_and_preselected(home: Settings
     assert [value for _, value in choices][:4] == ["fast", "deep", "estimated", "newest"]
     assert choices[0][0] == "fast · medusa · τ 2.00 · 1.90×"
     assert playground.opening(home, {}).draft == "fast" == preselected
-    assert compare.opening(home, {}, compared)[0] == ["tiny", "tiny@fast"]
+    assert compare.opening(home, {}, [], compared)[0] == ["tiny", "tiny@fast"]
 
 
 def test_the_address_goes_before_what_a_chat_used_last(home: Settings, base_id: str) -> None:

@@ -89,9 +89,9 @@ def test_a_comparison_leaves_plain_columns_as_they_are_and_shows_its_options(hom
             None,
             {"tree": "chain 3"},
         ]
-    options = compare.opening(home, {"comparison": group}, [])[2]
+    options = compare.opening(home, {"comparison": group}, [], [])[2]
     assert options.seed is not None and replace(options, seed=None) == warm("chain 3")
-    assert compare.opening(home, {"tree": "chain 2"}, [])[2] == TurnOptions(tree="chain 2")
+    assert compare.opening(home, {"tree": "chain 2"}, [], [])[2] == TurnOptions(tree="chain 2")
 
 
 def test_a_chat_is_opened_with_the_drafting_of_its_last_turn(home):

@@ -191,6 +191,10 @@ def test_an_evaluations_job_shows_its_report(trained: Settings) -> None:
     with reading(trained) as session:
         assert evaluation_view.report_of(session, session.get_one(Job, "job")) == ""
         assert "τ 2.30 · 1.60 ×" in jobs.table(session, ListQuery("All"))
+    assert "The evaluation is stored." in html
+    with writing(trained) as session:
+        session.delete(session.get_one(Evaluation, "e"))
+    assert "The evaluation is stored." not in job_html(trained, "measure")
 
 
 def test_the_list_of_checkpoints_tells_measured_from_estimated(trained: Settings) -> None:

@@ -16,7 +16,7 @@ from app.widgets.bulk import run_bulk_action
 from app.widgets.list_query import ListQuery
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
-from tracking import changes, db, experiments
+from tracking import changes, db, experiments, queries
 from tracking.reports import JobReport, write
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
 from workers.jobs.requests import Export, Train
@@ -80,13 +80,11 @@ def client(settings: Settings) -> TestClient:
 
 def test_names_of_experiments_are_unique(home: Settings) -> None:
     with db.writing(home) as session:
-        experiment = experiments.create(session, "  rates ")
-        assert experiment.name == "rates"
-        with pytest.raises(Conflict, match="experiment named 'rates'"):
-            experiments.create(session, "rates")
+        experiment = queries.ensure_experiment(session, "  rates ")
+        assert experiment.name == "rates" and queries.ensure_experiment(session, "rates") is experiment
         with pytest.raises(BadInput, match="cannot be empty"):
-            experiments.create(session, " ")
-        other = experiments.create(session, "data")
+            queries.ensure_experiment(session, " ")
+        other = queries.ensure_experiment(session, "data")
     with pytest.raises(Conflict, match="experiment named 'rates'"):
         save(home, Experiment, "experiment", other.id, "rates", "")
     assert save(home, Experiment, "experiment", other.id, "amounts", "how much") == "Saved."

@@ -29,7 +29,7 @@ def job(home: Settings) -> Job:
         shard_list = shards.list_shards(session, job.id)
         jobs.claim(session, shard_list[3].id, "other worker", 30)
     for number, speed in ((2, 40.0), (3, 60.0)):
-        counts = {"rows": 4, "tokens": 400, "bytes": 4000, "left_out/cut": 2, "left_out/empty": 1}
+        counts = {"rows": 4, "tokens": 400, "left_out/cut": 2, "left_out/empty": 1}
         report_progress(
             home, shard_list[number], **counts, **{"speed": speed, "speed/pair 1": speed / 4, "speed/pair 2": speed / 2}
         )
@@ -40,7 +40,7 @@ def test_counters_and_speeds_are_those_of_all_shards(home: Settings, job: Job) -
     with db.reading(home) as session:
         now = reports.generation_progress(session, job.id)
         alone = reports.generation_progress(session, shards.list_shards(session, job.id)[2].id)
-    assert (now.rows, now.tokens, now.bytes, now.speed) == (8, 800, 8000, 100.0)
+    assert (now.rows, now.tokens, now.speed) == (8, 800, 100.0)
     assert now.workers == {"worker": 40.0, "other worker": 60.0}
     assert now.servers == {"pair 1": 25.0, "pair 2": 50.0} and now.left_out == {"cut": 4, "empty": 2}
     assert (alone.rows, alone.speed) == (4, 40.0)
@@ -78,7 +78,7 @@ def test_a_page_takes_as_few_queries_for_many_shards_as_for_few(home: Settings) 
         with db.reading(home) as session:
             shard_list = shards.list_shards(session, job.id)
         for shard in shard_list[2:3]:
-            report_progress(home, shard, rows=1, tokens=5, bytes=9, speed=1, **{"left_out/cut": 1})
+            report_progress(home, shard, rows=1, tokens=5, speed=1, **{"left_out/cut": 1})
         with recorded_queries(home) as queries, db.reading(home) as session:
             row = session.get_one(Job, job.id)
             assert head(session, row) and samples(session, row)

@@ -6,6 +6,7 @@ from datetime import timedelta
 import gradio as gr
 import pytest
 from sqlalchemy import func, select
+from starlette.datastructures import QueryParams
 
 from app.pages import data, jobs, models, settings, train
 from app.pages import home as home_page
@@ -380,6 +381,24 @@ def test_the_train_page_is_filled_in_from_the_address(filled):
         assert train.request_of_job(session, "gone") is None
 
 
+@pytest.mark.parametrize("address", ["clone=succeeded", "clone=succeeded&method=medusa&longer=2"])
+def test_a_cloned_training_keeps_its_base_and_data_with_another_method(filled, address):
+    with writing(filled) as session:
+        early = now() - timedelta(days=1)
+        session.add(
+            Base(id="early", name="a", source="folder", location="/y", state="ready", card=CARD, created_at=early)
+        )
+        request = {"method": "eagle", "base_id": "base", "dataset_id": "answers", "settings": {"max_steps": 5}}
+        session.get(Job, "succeeded").request = {**request, "processes": 2, "checkpoint_id": "heads"}
+    with gr.Blocks():
+        form = train.TrainPage(filled)
+    values = dict(zip(form.fields, form.open_address(gr.Request(query_params=QueryParams(address))), strict=False))
+    assert (values["base"].value, values["data"].value, values["processes"]) == ("base", ["answers"], 2)
+    other_method = "medusa" in address
+    assert values["method"] == ("medusa" if other_method else "eagle")
+    assert values["max_steps"] == (0 if other_method else 5)
+
+
 def test_a_guided_run_shows_its_steps_and_then_the_draft(filled):
     with writing(filled) as session:
         session.get(Base, "base").name = "tiny"
@@ -398,6 +417,7 @@ def test_a_guided_run_shows_its_steps_and_then_the_draft(filled):
     with reading(filled) as session:
         html = guided_view.run_view(session, session.get(Experiment, "experiment"))
         assert 'data-state="ended"' in html and "Running on the server" not in html
+        assert 'href="/playground/compare?models=tiny&amp;models=tiny%40heads"' in html
         assert "/playground?model=tiny%40heads" in html and "/models/drafts?id=heads" in html
         assert "2.50" in html
         assert "2.50" in home_page.result(session) and 'data-sp="race"' not in home_page.draw(session, "")[0]

@@ -118,7 +118,7 @@ def test_an_unknown_address_is_a_page_for_browsers_and_plain_for_scripts(client:
     page = client.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
     assert page.status_code == 404 and page.headers["content-type"].startswith("text/html")
     assert "There is no page at this address." in page.text and 'data-sp="find"' in page.text
-    assert 'aria-label="Places"' in page.text and "sesame" not in page.text
+    assert 'aria-label="Sections"' in page.text and "sesame" not in page.text
     assert "script-src" in page.headers["content-security-policy"] and page.headers["cache-control"] == "no-store"
     for headers in ({"Accept": "application/json"}, {}):
         assert client.get(path, headers=headers).text == "Not found.\n"

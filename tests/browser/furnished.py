@@ -13,7 +13,7 @@ from tests.browser.trainings import add_trainings
 from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
 from tests.tools.homes import add_answers
 from tests.tools.planned import wide_plan
-from tracking import experiments, jobs, reports, runs, shards
+from tracking import experiments, jobs, queries, reports, runs, shards
 from tracking.db import writing
 from tracking.evaluations import columns_of
 from tracking.shards import ShardPlan, ShardSpec
@@ -104,7 +104,7 @@ def furnish(home: Path) -> Furnished:
 def add_experiment(bench: Workbench) -> str:
     """Add an experiment of three trainings with learning curves; returns its id."""
     with writing(bench.settings) as session:
-        experiment = experiments.create(session, "rates")
+        experiment = queries.ensure_experiment(session, "rates")
         experiment.note = "How fast may it learn?"
     trainings = add_trainings(bench)
     with writing(bench.settings) as session:

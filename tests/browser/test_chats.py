@@ -150,6 +150,7 @@ def test_an_edited_question_is_another_version_and_there_is_a_way_back(page: Pag
     expect(page.locator(".sp-turn")).to_have_count(1)
     expect(answered(page).locator(".sp-question-text")).to_have_text("first question, differently")
     expect(page.locator(".sp-versions")).to_contain_text("2 / 2")
+    expect(page.locator("#prompt textarea")).to_have_value("half written")
     page.get_by_role("button", name="Previous version").click()
     expect(page.locator(".sp-question-text")).to_have_text(["first question", "second question"])
     page.reload()

@@ -29,7 +29,7 @@ def columns(workbench: Workbench, page: Page) -> list[dict]:
 
 
 def test_plain_and_heads_are_measured_alone_say_the_same_and_are_replayed(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt=hello%20fox")
+    page.goto(f"{workbench.url}/playground/compare?models=tiny&models=tiny@heads&prompt=hello%20fox")
     expect(page.locator("#compare-prompt textarea")).to_have_value("hello fox")
     limit_tokens(page, 128)
     page.locator("#compare-run").click()
@@ -56,7 +56,7 @@ def test_plain_and_heads_are_measured_alone_say_the_same_and_are_replayed(page: 
 
 
 def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Workbench) -> None:
-    open_drawn(page, f"{workbench.url}/playground/compare?models=tiny,tiny:ngram&prompt=again")
+    open_drawn(page, f"{workbench.url}/playground/compare?models=tiny&models=tiny:ngram&prompt=again")
     expect(page.locator("#compare-prompt textarea")).to_have_value("again")
     expect(page.locator("#targets")).to_contain_text("lookup")
     limit_tokens(page)
@@ -98,7 +98,7 @@ def test_the_first_difference_is_marked(page: Page, workbench: Workbench) -> Non
 
 
 def test_every_second_comparison_is_measured_the_other_way_round(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt=both%20ways")
+    page.goto(f"{workbench.url}/playground/compare?models=tiny&models=tiny@heads&prompt=both%20ways")
     expect(page.locator("#compare-prompt textarea")).to_have_value("both ways")
     limit_tokens(page)
     measured, before = [], ""

@@ -73,7 +73,7 @@ def test_a_servers_response_is_stopped_and_its_failure_is_shown(
 
 
 def test_a_server_is_compared_with_ours_and_itself(page: Page, workbench: Workbench, replay: Replay) -> None:
-    page.goto(f"{workbench.url}/playground/compare?models=@served,tiny@heads&prompt=hello")
+    page.goto(f"{workbench.url}/playground/compare?models=@served&models=tiny@heads&prompt=hello")
     expect(page.locator("#compare-prompt textarea")).to_have_value("hello")
     page.locator("#compare-run").click()
     wait_finished(page)

@@ -103,7 +103,7 @@ def test_a_server_from_start_to_stop(page: Page, bench: Workbench, draft: str, t
     expect(turn).to_contain_text("llama.cpp publishes totals, not which tokens were drafted", timeout=SLOW)
     expect(page.locator(".sp-side")).to_contain_text("drafted tokens accepted, as counted by llama.cpp")
 
-    page.goto(f"{bench.url}/playground/compare?models=@tiny-layers-llamacpp,tiny@layers&prompt=hello")
+    page.goto(f"{bench.url}/playground/compare?models=@tiny-layers-llamacpp&models=tiny@layers&prompt=hello")
     expect(page.locator("#compare-prompt textarea")).to_have_value("hello")
     limit_tokens(page)
     page.locator("#compare-run").click()

@@ -68,7 +68,7 @@ def test_a_tree_that_is_typed_is_drafted_and_shown_with_both_probabilities(page:
 
 
 def test_typical_acceptance_is_called_lossy_wherever_it_shows(page: Page, workbench: Workbench) -> None:
-    page.goto(f"{workbench.url}/playground/compare?models=tiny,tiny@heads&prompt=hello")
+    page.goto(f"{workbench.url}/playground/compare?models=tiny&models=tiny@heads&prompt=hello")
     page.locator("#options-open").click()
     page.get_by_label("Typical (lossy)").check()
     page.locator("#compare-run").click()

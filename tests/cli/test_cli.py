@@ -129,7 +129,7 @@ def test_the_help_of_train_lists_recipes_and_the_settings_of_a_method(capsys: py
         (["export", "nothing"], "There is no draft 'nothing'"),
         (["verify", "nothing"], "There is no model, draft or dataset 'nothing'"),
         (["train-node", "head"], "Expected host:port, got 'head'"),
-        (["worker", "cpu"], "There is no queue 'cpu'"),
+        (["worker", "--queue", "cpu"], "There is no queue 'cpu'"),
         (["models", "add", "x", "--source", "web"], "expected one of hub"),
     ],
 )

@@ -50,13 +50,11 @@ def test_an_invalid_offset_gives_some_page(twelve: Settings, offset: str) -> Non
 
 
 def test_a_long_list_is_counted_up_to_a_limit(twelve: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        shown(twelve)[1].label("job") == "1–5 of 12 jobs" and shown(twelve, "10")[1].label("job") == "11–12 of 12 jobs"
-    )
+    assert shown(twelve)[1].range == "1–5 of 12" and shown(twelve, "10")[1].range == "11–12 of 12"
     monkeypatch.setattr(paging, "MOST_COUNTED", 6)
-    assert shown(twelve)[1].label("job") == "1–5 of 6+ jobs"
-    assert shown(twelve, "5")[1].older == "10" and shown(twelve, "10")[1].label("job") == "11–12 of 12 jobs"
-    assert Page(["x"], 1, 1, None, None).label("job") == "1 job"
+    assert shown(twelve)[1].range == "1–5 of 6+"
+    assert shown(twelve, "5")[1].older == "10" and shown(twelve, "10")[1].range == "11–12 of 12"
+    assert Page(["x"], 1, 1, None, None).range == "1"
 
 
 def test_an_empty_list_has_one_page(database: Settings) -> None:

@@ -205,7 +205,7 @@ DASHED = {row_id: f"-{name}" for row_id, name in NAMES.items()} | {"b1": "--help
         (Evaluate(**PAIR, dataset_id="d1"), {"model": "--help", "checkpoint": "-my-heads", "questions": "-my prompts"}),
         (Matrix(models=[PAIR], suites=["d1"]), {"model": ["--help@-my-heads"]}),
         (GenerateData("d1", "b1", system_prompt="-- be brief"), {"prompts": "-my prompts", "model": "--help"}),
-        (ImportAnswered("/x", "b1", original_name="-chats.jsonl"), {"file": "-chats.jsonl", "model": "--help"}),
+        (ImportAnswered("/x", base_id="b1", original_name="-chats.jsonl"), {"file": "-chats.jsonl", "model": "--help"}),
         (ImportPrompts("/x", original_name="-p.jsonl"), {"file": "-p.jsonl"}),
         (FetchModel(source="folder", location="-model"), {"location": "-model"}),
         (ImportDraft(source="folder", location="-draft", base_id="b1"), {"location": "-draft", "model": "--help"}),

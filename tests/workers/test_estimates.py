@@ -95,7 +95,7 @@ def test_every_command_that_asks_for_a_job_estimates_it(
         f"models add {folder}": FetchModel(source="folder", location=folder),
         f"models add-draft {folder} --model tiny": ImportDraft(source="folder", location=folder, base_id="base"),
         f"data import {file}": ImportPrompts(path=str(file), original_name=file.name),
-        f"data import {file} --answered --model tiny": ImportAnswered(str(file), "base", file.name),
+        f"data import {file} --answered --model tiny": ImportAnswered(str(file), file.name, base_id="base"),
         "models quantize tiny --scheme fp8": Quantize(base_id="base", scheme="fp8"),
         "data generate --prompts p --model tiny --max-tokens 100": ANSWERS,
         "train medusa --model tiny --data a --set max_steps=200": Train(

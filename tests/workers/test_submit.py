@@ -196,9 +196,9 @@ def test_the_name_starter_belongs_to_the_starter(offline: Settings) -> None:
     with pytest.raises(Conflict, match="starter"):
         submit(FetchModel(source="hub", location="a/b"), name="starter", settings=offline)
     job = submit(FetchModel(source="hub", location="Org/Model-1.5B"), settings=offline)
-    assert job.name == "Fetch Org/Model-1.5B"
+    assert job.name == "Add Org/Model-1.5B"
     folder = submit(FetchModel(source="folder", location="/models/Model-1.5B/"), settings=offline)
-    assert folder.name == "Fetch Model-1.5B"
+    assert folder.name == "Add Model-1.5B"
 
 
 def test_the_starter_is_submitted_once_and_a_folder_of_its_name_gets_another(offline: Settings, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_starter_is_submitted_once_and_a_folder_of_its_name_gets_another(off
     with pytest.raises(Conflict, match="starter"):
         submit(FetchModel(source="starter", location="starter"), settings=offline)
     folder = submit(FetchModel(source="folder", location=str(tmp_path / "starter")), settings=offline)
-    assert folder.name == "Fetch starter-2"
+    assert folder.name == "Add starter-2"
 
 
 @pytest.mark.parametrize("request_", [Train("medusa", "b", "d"), Evaluate("b"), ImportPrompts("p", limit=3)])

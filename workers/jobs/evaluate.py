@@ -35,6 +35,7 @@ REPEATED = 3
 """On a busy machine an evaluation of a draft repeats its questions, up to this many times the first pass's time."""
 MAX_NUMBER = 100_000
 DTYPE_HELP = "Precision of base and draft; default SPECULOOS_DTYPE."
+LIMIT_HELP = "Questions to answer; those of a suite are taken evenly from its categories."
 SEED_HELP = "Seed of sampling."
 
 
@@ -78,7 +79,7 @@ class Evaluate(Measurement):
     base_id: str = ""
     checkpoint_id: str = ""
     dataset_id: str = ""
-    limit: int = setting(20, "Max questions.", 1, MAX_NUMBER, label="Max questions")
+    limit: int = setting(20, LIMIT_HELP, 1, MAX_NUMBER, label="Max questions")
     max_tokens: int = setting(128, "Max new tokens per turn.", 1, MAX_NUMBER, label="Max tokens per turn")
     drafting: dict[str, Any] = {}  # options of decoding.drafters: tree, depth, …
     temperature: float = setting(0.0, "0 is greedy.", 0, MAX_TEMPERATURE)
@@ -188,7 +189,7 @@ class PlanRequest(Measurement):
     base_id: str
     checkpoint_id: str = ""
     dataset_id: str = ""
-    limit: int = setting(6, "Max questions.", 1)
+    limit: int = setting(6, LIMIT_HELP, 1)
     max_tokens: int = setting(48, "Max new tokens per response.", 8)
     batches: list[int] = setting([1, 2, 4, 8, 16], "Batch sizes to plan for, such as 1,4,16.", label="Batch sizes")
     layers: list[int] = setting([2, 4, 8], "Numbers of layers of standalone drafts.", label=LAYERS)
@@ -258,7 +259,7 @@ class Tune(Measurement):
     base_id: str
     checkpoint_id: str
     dataset_id: str = ""
-    limit: int = setting(6, "Max questions.", 1)
+    limit: int = setting(6, LIMIT_HELP, 1)
     max_tokens: int = setting(48, "Max new tokens per response.", 8)
     dtype: str = setting("", DTYPE_HELP, label="Precision")
     keep: bool = setting(True, "Save the tree in the draft if it is faster.")

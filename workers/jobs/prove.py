@@ -12,7 +12,7 @@ from tracking import queries
 from tracking.tables import Base, Evaluation
 from workers.jobs import sizes
 from workers.jobs.arguments import Operand, changed_options, option
-from workers.jobs.evaluate import MAX_NUMBER, STEPS_PER_TOKEN, Measurement
+from workers.jobs.evaluate import LIMIT_HELP, MAX_NUMBER, STEPS_PER_TOKEN, Measurement
 from workers.jobs.request import Namer, Need
 from workers.jobs.serve import engine_command, not_installed
 
@@ -30,7 +30,7 @@ class Prove(Measurement):
     checkpoint_id: str
     dataset_id: str = ""
     engine: Literal[*ENGINES] = setting("llamacpp", "Server: llamacpp, vllm or sglang.", label="Server")
-    limit: int = setting(20, "Max questions.", 1, MAX_NUMBER, label="Max questions")
+    limit: int = setting(20, LIMIT_HELP, 1, MAX_NUMBER, label="Max questions")
     max_tokens: int = setting(96, "Max new tokens per turn.", 1, MAX_NUMBER, label="Max tokens per turn")
     tokens: int = setting(0, "Draft tokens per step; 0: as tuned.", 0, 64, label="Draft tokens")
     evaluation_id: str = ""

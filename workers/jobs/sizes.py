@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from models.methods.record import BaseShape
 from models.methods.settings import TrainConfig
 from speculoos.errors import NotFound
 from tracking.names import KIND_NAMES
@@ -101,7 +102,6 @@ def step_bytes(base: Base) -> float:
 
 
 def cache_bytes(base: Base) -> float:
-    """Bytes of KV cache per token: 2 · layers · key-value width · 4."""
-    card = base.card or {}
-    heads = card.get("heads") or 1
-    return 2 * (card.get("layers") or 0) * hidden(base) / heads * (card.get("kv_heads") or heads) * 4
+    """Bytes of KV cache per token in float32."""
+    shape = BaseShape.from_card(base.card or {})
+    return 2 * shape.layers * shape.key_width * 4

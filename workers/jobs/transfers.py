@@ -37,7 +37,8 @@ class FetchModel(FileRequest):
     """`location` is the hub id, the folder or the GGUF file."""
 
     kind: ClassVar[str] = "fetch_model"
-    title: ClassVar[str] = "Fetch model"
+    title: ClassVar[str] = "Add model"
+    verb: ClassVar[str] = "Add"
     work: ClassVar[str] = "workers.child.work.models:run_fetch_model"
     output: ClassVar = ("base_id", Base)
     rate: ClassVar[Rate] = Rate(bytes=2e7)
@@ -141,6 +142,13 @@ class ImportFile(FileRequest):
 
     output: ClassVar = ("dataset_id", Dataset)
 
+    path: str
+    original_name: str = ""
+    limit: int | None = setting(None, LIMIT_HELP, 1, label="Max rows")
+    delete_after: bool = False  # an upload
+    dataset_id: str = ""
+    fields: dict[str, str] = setting({}, FIELDS_HELP)
+
     def paths(self) -> list[str]:
         return [self.path] if self.path else []  # a suite from the Hub has none
 
@@ -163,17 +171,11 @@ class ImportPrompts(ImportFile):
     title: ClassVar[str] = "Import prompts"
     rate: ClassVar[Rate] = Rate(bytes=4e6)
 
-    path: str
-    original_name: str = ""
-    limit: int | None = setting(None, LIMIT_HELP, 1, label="Max rows")
-    delete_after: bool = False  # an upload
     suite: str = setting(
         "",
         "Import as this suite: mt_bench, humaneval, gsm8k, spec_bench, speed_bench, or speed_bench_1k to _32k. Without "
         "a file it is downloaded from the Hub, if it is there.",
     )
-    dataset_id: str = ""
-    fields: dict[str, str] = setting({}, FIELDS_HELP)
 
     def default_name(self, session: Session) -> str:
         return self.suite or super().default_name(session)
@@ -196,13 +198,7 @@ class ImportAnswered(ImportFile):
     work: ClassVar[str] = "workers.child.work.import_prompts"
     rate: ClassVar[Rate] = Rate(bytes=6.5e5, loading=3.0)
 
-    path: str
     base_id: str
-    original_name: str = ""
-    limit: int | None = setting(None, LIMIT_HELP, 1, label="Max rows")
-    delete_after: bool = False
-    dataset_id: str = ""
-    fields: dict[str, str] = setting({}, FIELDS_HELP)
 
     def columns(self, session: Session) -> dict[str, Any]:
         return {"kind": "conversations", "config": self.to_json(), "base_id": self.base_id}

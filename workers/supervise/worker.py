@@ -16,7 +16,8 @@ from speculoos import gpus, logs, machine, resources
 from speculoos.private import set_private_umask
 from speculoos.settings import Settings, load
 from tracking import processes
-from workers.celery_app import QUEUES, app
+from tracking.workload import QUEUES
+from workers.celery_app import app
 from workers.supervise import attempt
 from workers.supervise.reconcile import recover
 
