@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from corpus.readers import MAX_ROW_BYTES, Record, Records, UnreadableRecord, too_long
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, first_line
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
@@ -49,8 +49,7 @@ def read_parquet(path: Path, fields: Collection[str] | None = None) -> Records:
     except MemoryError:
         raise
     except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"{path.name}: broken parquet file after row {rows} ({reason}).") from None
+        raise BadInput(f"{path.name}: broken parquet file after row {rows} ({first_line(error)}).") from None
 
 
 def _group(file: pq.ParquetFile, number: int, start: int, columns: list[str]) -> Records:

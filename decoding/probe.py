@@ -17,7 +17,7 @@ from models.base import LoadedBase
 from models.runtime.attention import layer_windows
 from models.runtime.precision import in_float32
 from models.runtime.transformers import TransformersForward
-from speculoos.errors import Unsupported
+from speculoos.errors import Unsupported, first_line
 
 SHAPE = shape_from_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])
 PREFIX_TOKENS = 12  # number of tokens before the tree
@@ -28,13 +28,13 @@ TOLERANCE = 2e-3  # largest difference of a likely token's log-probability that 
 _passed: WeakSet[LoadedBase] = WeakSet()
 
 
-def probe(base: LoadedBase, seed: int = 0) -> float:
+def probe(base: LoadedBase) -> float:
     """The largest difference between log-probabilities of a tree and of plain decoding, on random tokens. Raises
     Unsupported if they differ or the family cannot run. Call it before a fast forward moves the weights."""
-    worst = _compare(base, seed)
+    worst = _compare(base)
     if any(layer_windows(base.config).values()):
         with with_sliding_window(base, NARROW_WINDOW):
-            worst = max(worst, _compare(base, seed))
+            worst = max(worst, _compare(base))
     return worst
 
 
@@ -56,16 +56,15 @@ def with_sliding_window(base: LoadedBase, window: int) -> Iterator[None]:
         base.config.sliding_window = original
 
 
-def _compare(base: LoadedBase, seed: int) -> float:
+def _compare(base: LoadedBase) -> float:
     name = f"{type(base.model).__name__} ({base.path.name})"
     try:
         with in_float32(base.model):
-            difference = _difference(base, seed)
+            difference = _difference(base)
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, NotImplementedError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Unsupported(
             f"{name} does not support speculative decoding: its forward does not accept the KV cache and tree masks "
-            f"({reason})."
+            f"({first_line(error)})."
         ) from None
     if not difference <= TOLERANCE:  # NaN fails too
         raise Unsupported(
@@ -76,8 +75,8 @@ def _compare(base: LoadedBase, seed: int) -> float:
 
 
 @torch.inference_mode()
-def _difference(base: LoadedBase, seed: int) -> float:
-    generator = torch.Generator().manual_seed(seed)
+def _difference(base: LoadedBase) -> float:
+    generator = torch.Generator().manual_seed(0)
     ids = torch.randint(base.vocab_size, (PREFIX_TOKENS + len(SHAPE),), generator=generator).tolist()
     prefix, tokens = ids[:PREFIX_TOKENS], ids[PREFIX_TOKENS:]
     target = Target(base, 2 * PREFIX_TOKENS + len(SHAPE), TransformersForward(base))

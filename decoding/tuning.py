@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from decoding.step import Step
+from decoding.step_costs import interpolate
 from decoding.target import Target
 from decoding.tree import DraftTree
-from models.methods.expectation import interpolate
 
 Choice = tuple[int, ...]
 PLAIN_IS_FASTER = "Plain decoding is faster than any tree of this draft on this machine."

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from decoding.step_costs import interpolate
 from evaluation.shapes import CHAIN, DraftShape
-from models.methods.expectation import interpolate
 from speculoos.errors import BadInput
 
 Points = dict[int, float]

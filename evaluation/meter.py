@@ -17,6 +17,7 @@ from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter, TuningSpace
 from decoding.drafters.standalone import StandaloneDrafter
 from decoding.generate import generate
+from decoding.step_costs import non_decreasing
 from decoding.target import Target
 from decoding.tree import chain_shape
 from decoding.tuning import measure_forward
@@ -24,7 +25,6 @@ from evaluation.costs import Costs
 from evaluation.machine import describe_machine
 from evaluation.shapes import CHAIN, TREE, chain_options, has_trees
 from models.base import LoadedBase
-from models.methods.expectation import non_decreasing
 from models.runtime.cache import KVCache
 from models.runtime.forward import FastForward, fastest_forward
 from models.runtime.interface import Forward, Inputs, Selection

@@ -15,7 +15,7 @@ import numpy as np
 from corpus.recordings import Recording
 from corpus.rows import BadRow
 from decoding.config import GenerateConfig
-from decoding.drafters import make_drafter
+from decoding.drafters import WITHOUT_DRAFT, make_drafter
 from decoding.drafters.base import Drafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.standalone import StandaloneDrafter
@@ -35,6 +35,7 @@ from evaluation.shapes import CHAIN, PLAIN, TREE, DraftShape
 from models.base import LoadedBase, decoding_dtype, load_base, load_tokenizer, read_eos_ids
 from models.chat import render
 from models.checkpoints import is_checkpoint
+from models.methods import trees
 from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, check_stop
 
@@ -236,7 +237,7 @@ def open_small_model(folder: Path, options: dict[str, Any], dtype: str = "float3
     if is_checkpoint(folder):
         raise BadInput(f"{folder}: is a draft made for a base; use BASE@DRAFT or a model's folder.")
     model = load_base(folder, decoding_dtype(dtype, device), device)
-    _check(options, ("depth", "tree"))
+    trees.check_options("draft", options, ("depth", "tree"))
     tree = options.get("tree")
     shape = shape_from_choices(tree) if tree else chain_shape(int(options.get("depth", 4)))
     draft = fast_target(model, MAX_LENGTH)
@@ -247,15 +248,8 @@ def open_small_model(folder: Path, options: dict[str, Any], dtype: str = "float3
 def open_prompt_lookup(folder: Path, options: dict[str, Any]) -> ReplaySetup:
     """Prompt lookup, which needs only a tokenizer."""
     tokenizer = load_tokenizer(folder)
-    unloaded = UnloadedBase(tokenizer, read_eos_ids(folder, tokenizer), len(tokenizer))
+    vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
+    unloaded = UnloadedBase(tokenizer, read_eos_ids(folder, tokenizer), vocab_size)
     lookup = {name: value for name, value in options.items() if name != "drafter"}
-    _check(lookup, ("depth", "width", "max_ngram", "min_ngram"))
+    trees.check_options(trees.NGRAM, lookup, WITHOUT_DRAFT[trees.NGRAM][0])
     return ReplaySetup(RecordedTarget(unloaded, MAX_LENGTH), lambda: NgramDrafter(**lookup))
-
-
-def _check(options: dict[str, Any], allowed: tuple[str, ...]) -> None:
-    if unknown := set(options) - set(allowed):
-        raise BadInput(f"--set {sorted(unknown)[0]}: this draft takes {', '.join(allowed)}.")
-    for name, value in options.items():
-        if name != "tree" and (type(value) is not int or not 1 <= value <= 1024):
-            raise BadInput(f"--set {name}: expected a whole number from 1 to 1024, got {value!r}.")

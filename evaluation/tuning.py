@@ -15,6 +15,7 @@ from decoding.drafters.base import WIDEST_TREE, TuningSpace
 from decoding.generate import generate
 from decoding.stats import acceptance_by_rank, summarize
 from decoding.step import Step
+from decoding.step_costs import interpolate, non_decreasing
 from decoding.target import Target, fast_target
 from decoding.tuning import TreePlan, lengths_by_size, measure_forward, plan_dynamic, plan_tree, values_from_steps
 from evaluation.estimate import DRAWS, SEED, interval_of
@@ -23,7 +24,6 @@ from evaluation.questions import turns
 from models.base import LoadedBase
 from models.chat import render
 from models.methods import METHODS
-from models.methods.expectation import interpolate, non_decreasing
 from speculoos.cpu_load import OtherCpuLoad
 from speculoos.reporting import Reporter, check_stop
 
@@ -35,7 +35,7 @@ ROUNDS = 7
 @dataclass(frozen=True)
 class TunedDraft:
     """`drafting`: options for `make_drafter`, empty if plain decoding is faster. `plan`: their derivation. `measured`:
-    the measurements, JSON-able, from which other trees can be evaluated (models.methods.expectation)."""
+    the measurements, JSON-able."""
 
     drafting: dict[str, Any]
     plan: TreePlan

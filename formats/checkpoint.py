@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from models.archive import WEIGHTS, archive_files
-from models.card import first_set
 from models.checkpoints import SPECULOOS_KEYS, read_config
-from models.identity import FLOATS, TensorEntry, tensors, tensors_of, tokenizer_sha256
+from models.identity import FLOATS, TensorEntry, first_set, tensors, tensors_of, tokenizer_sha256
 from models.methods import trees
 from models.untrusted import read_safe_config
 from speculoos.errors import BadInput

@@ -15,7 +15,7 @@ from formats.gguf_models import gguf_name, size_keys
 from formats.gguf_writers import absolute_ids
 from formats.plan import ExportPlan, TensorSource, constant, from_entry
 from formats.writers import layer_config, speculators_header
-from models.card import first_set
+from models.identity import first_set
 
 GGUF_NAMES = {"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm", "lm_head": "output"}
 """{module of a draft: llama.cpp's name of it, where it is not the name in a model}."""

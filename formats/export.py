@@ -22,7 +22,7 @@ from models.checkpoints import load_draft
 from speculoos.checksums import CHECKSUM_FILE, checksums_text
 from speculoos.errors import BadInput, Conflict, Unsupported
 from speculoos.files import new_folder, write_json
-from speculoos.reporting import Reporter, SilentReporter, use_reporter
+from speculoos.reporting import Reporter, SilentReporter
 
 
 def build_export(
@@ -43,7 +43,7 @@ def build_export(
     target, reporter, record = Path(target), reporter or SilentReporter(), find_format(format_name)
     checkpoint = check_export(folder, base.path, format_name, target)
     facts = facts or CardFacts(Path(base.path).name, str(base.path))  # a base model without a row: its folder
-    with use_reporter(reporter), _building(target, reporter) as building:
+    with _building(target, reporter) as building:
         if format_name == OWN:
             plan = ExportPlan(copies=tuple(archive_files(checkpoint.path)))
         else:

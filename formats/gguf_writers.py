@@ -10,7 +10,7 @@ from formats.facts import CardFacts
 from formats.gguf_files import model_plan
 from formats.gguf_models import gguf_name, interleaved, rope_tensors, size_keys
 from formats.plan import ExportPlan, TensorSource, from_entry
-from models.card import first_set
+from models.identity import first_set
 
 OWN_NAMES = {
     "fc.weight": "fc.weight",

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from formats.report import Check
 from models.chat import render
 from models.logits import apply_logit_rule
-from speculoos.reporting import Reporter, SilentReporter, check_current_stop
+from speculoos.reporting import Reporter, SilentReporter, check_stop
 
 BOUND, ROUNDINGS, LOOSEST = 1e-4, 10.0, 1e-3
 """The bound; the factor on the effect of one rounding of the input; the maximum of the bound."""
@@ -73,7 +73,6 @@ def _greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     tokens: list[int] = []
     new, cache = list(prompt), DynamicCache(config=model.config)
     for _ in range(count):
-        check_current_stop()
         ids = torch.tensor([new], device=model.device)
         out = model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
         new = [int(out.logits[0, -1].argmax())]
@@ -83,8 +82,10 @@ def _greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
 
 @dataclass
 class DraftComparison:
-    """The comparison so far. `drafted` counts the draft's tokens, `accepted` those of draft and export."""
+    """The comparison so far; a stop is checked at every pair. `drafted` counts the draft's tokens, `accepted` those of
+    draft and export."""
 
+    reporter: Reporter
     difference: float = 0.0
     rounding: float = 0.0
     """Largest effect of one rounding of the draft's input on its logits; 0 if not measured."""
@@ -96,7 +97,7 @@ class DraftComparison:
     def logits(self, pairs: Iterator[tuple[Tensor, Tensor]]) -> None:
         """Add pairs of logits [n, V'] of the draft and the export."""
         for expected, actual in pairs:
-            check_current_stop()
+            check_stop(self.reporter)
             if expected.shape != actual.shape:
                 self.wrong.append(f"{actual.shape[-1]} columns, but the draft has {expected.shape[-1]}.")
                 continue
@@ -107,7 +108,7 @@ class DraftComparison:
     def chains(self, passage: Passage, chain: Callable[[Passage, int], tuple[list[int], list[int]]]) -> None:
         """Add the chains of the draft and the export from every anchor."""
         for anchor in passage.anchors:
-            check_current_stop()
+            check_stop(self.reporter)
             both = chain(passage, anchor)
             if both[0] != both[1]:
                 self.wrong.append(f"from position {anchor} the draft drafts {both[0]}, the export {both[1]}.")
@@ -144,13 +145,13 @@ def difference(expected: Tensor, actual: Tensor) -> float:
 @torch.no_grad()
 def compare_drafts(draft: Any, reader: Any, base: Any, reporter: Reporter | None = None) -> DraftComparison:
     """Compare `draft` with the `reader` of an export, by the reader's own `sides` if it has them. Raises ValueError or
-    KeyError with the file and the key if the reader cannot run. Inside `use_reporter`, raises Cancelled if a stop is
-    requested; this is checked before every layer of the base model and at every read of a large file."""
+    KeyError with the file and the key if the reader cannot run, Cancelled if a stop is requested, which is checked
+    before every layer of the base model."""
     reporter = reporter or SilentReporter()
     by_method = {"medusa": _Heads, "peagle": _Parallel, "draft": _Models}
     sides = (getattr(reader, "sides", None) or by_method.get(draft.method, _Eagles))(draft, reader, base)
-    proof = DraftComparison()
-    with _stoppable(base):
+    proof = DraftComparison(reporter)
+    with _stoppable(base, reporter):
         for done, passage in enumerate(passages(base, sides.layers)):
             reporter.progress(done, len(PROMPTS), "prompts", COMPARING_NOTE)
             proof.logits(sides.logits(passage))
@@ -163,9 +164,9 @@ def compare_drafts(draft: Any, reader: Any, base: Any, reporter: Reporter | None
 
 
 @contextmanager
-def _stoppable(base: Any) -> Iterator[None]:
+def _stoppable(base: Any, reporter: Reporter) -> Iterator[None]:
     """Within the block, a forward of the base model can be stopped between two layers."""
-    handles = [layer.register_forward_pre_hook(lambda *_: check_current_stop()) for layer in base.layers]
+    handles = [layer.register_forward_pre_hook(lambda *_: check_stop(reporter)) for layer in base.layers]
     try:
         yield
     finally:

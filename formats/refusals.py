@@ -155,7 +155,7 @@ def base_vocabulary(server: str, checkpoint: CheckpointFiles) -> str:
         return ""
     return (
         f"The draft has {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens, and {server} always uses the "
-        "base model's lm_head. Train with draft_vocab_size=0."
+        "base model's lm_head. Train with draft_vocab_size=0 and draft_vocab_coverage=0."
     )
 
 
@@ -187,7 +187,7 @@ def whole_vocabulary(server: str, checkpoint: CheckpointFiles) -> str:
         return ""
     return (
         f"The heads have {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; {server} loads no map from "
-        "draft ids to tokens. Train with draft_vocab_size=0."
+        "draft ids to tokens. Train with draft_vocab_size=0 and draft_vocab_coverage=0."
     )
 
 

@@ -50,17 +50,17 @@ def served_tokens(
 def measured(checkpoint: CheckpointFiles) -> str:
     """A sentence on the settings that were measured best, or that the draft was not tuned."""
     drafting, tuning = checkpoint.config.get("drafting") or {}, checkpoint.config.get("tuning") or {}
-    verdict = f" ({escape_text(tuning['verdict']).rstrip('.')})" if tuning.get("verdict") else ""
+    tuned = f" ({escape_text(tuning['verdict']).rstrip('.')})" if tuning.get("verdict") else ""
     if not drafting and tuning:
         return (
-            f"In the workbench, tuning found plain decoding fastest{verdict}; on another machine, start with "
+            f"In the workbench, tuning found plain decoding fastest{tuned}; on another machine, start with "
             f"{drafted_tokens(checkpoint)} draft tokens."
         )
     if not drafting:
         return f"This draft was not tuned; start with {drafted_tokens(checkpoint)} draft tokens."
     longest = max(map(len, checkpoint.tree)) if checkpoint.tree else drafted_tokens(checkpoint)
     return (
-        f"Measured best in the workbench: {code_span(json.dumps(drafting))}{verdict}; its longest path has {longest} "
+        f"Measured best in the workbench: {code_span(json.dumps(drafting))}{tuned}; its longest path has {longest} "
         f"{'token' if longest == 1 else 'tokens'}. On another machine or with more concurrent requests, fewer tokens "
         "may be better."
     )

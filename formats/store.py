@@ -4,6 +4,7 @@ An export belongs to one state of its checkpoint: when the checkpoint changes (t
 exports are no longer offered, and the next export replaces them. No torch."""
 
 import json
+import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -79,7 +80,7 @@ def fetch_export(store: Store, folder: Path, checkpoint_id: str, source: str, na
     if not isinstance(note, dict):
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{name}.zip"
+    temporary = folder / f".{name}.{secrets.token_hex(4)}.zip"
     store.get_file(f"{prefix}/{name}.zip", temporary)
     return store_export(temporary, folder / f"{name}.zip", source, note.get("report", {}))
 

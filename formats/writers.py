@@ -8,9 +8,8 @@ from formats.checkpoint import CheckpointFiles
 from formats.facts import CardFacts
 from formats.plan import ExportPlan, TensorSource, cast, constant, from_entry, widen
 from formats.serve import drafted_tokens
-from models.card import first_set
 from models.checkpoints import SPECULOOS_KEYS
-from models.identity import EXTRA_TOKENIZER_FILES, SIZES, TEMPLATES, TOKENIZER_FILES
+from models.identity import EXTRA_TOKENIZER_FILES, SIZES, TEMPLATES, TOKENIZER_FILES, first_set
 from models.methods.trees import nodes
 from models.untrusted import without_unsafe_keys
 

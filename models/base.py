@@ -155,10 +155,9 @@ def load_base(
     checksum_cache: ChecksumCache = UNSAVED,
 ) -> LoadedBase:
     """Load a local Hugging Face folder: safetensors only, no code from the folder, no network. `dtype`: float32,
-    bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda, cuda:N, auto, or
-    several GPUs, such as cuda:0,cuda:1, among which the layers are divided (`models.placement`). `known`: checksums
-    that the files must match; `checksum_cache` caches those of files. Raises NotFound, BadInput, Unsupported,
-    Unavailable or Damaged."""
+    bfloat16 or float16. `device`: cpu, cuda, cuda:N, auto, or several GPUs, such as cuda:0,cuda:1, among which the
+    layers are divided (`models.placement`). `known`: checksums that the files must match; `checksum_cache` caches those
+    of files. Raises NotFound, BadInput, Unsupported, Unavailable or Damaged."""
     return wrap_model(*load_parts(path, dtype, device, known, checksum_cache), Path(path))
 
 
@@ -178,9 +177,9 @@ def load_parts(
     devices = pick_devices(device)
     if (torch_device := devices[0]).type == "cuda":
         _choose_kernels()
-    if dtype not in (*DTYPES, "auto"):
-        raise BadInput(f"Data type {dtype!r} is not known; use {', '.join(DTYPES)} or auto.")
-    torch_dtype = DTYPES.get(dtype, torch.float32 if torch_device.type == "cpu" else "auto")
+    if dtype not in DTYPES:
+        raise BadInput(f"Data type {dtype!r} is not known; use {', '.join(DTYPES)}.")
+    torch_dtype = DTYPES[dtype]
     if known is not None:
         check_base(folder, known, checksum_cache)
     safe_config = untrusted.read_safe_config(folder)
@@ -275,7 +274,7 @@ def decoding_dtype(name: str, device: str) -> str:
 def _load_model(
     clean: Path,
     folder: Path,
-    dtype: torch.dtype | str,
+    dtype: torch.dtype,
     devices: Sequence[torch.device] | None,
     edit_config: Callable[[Any], Any] | None,
 ) -> Any:

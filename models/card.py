@@ -2,13 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from models import identity
 from models.damage import UNSAVED, weights_sum
 from models.families import unsupported_reason
+from models.identity import first_set
+from models.memory import cache_numbers
 from models.methods import METHODS
 from models.mtp import mtp_layers, mtp_reason, mtp_tensors
 from models.quantization import count_parameters, describe, method_of
@@ -60,22 +61,14 @@ def make_card(folder: str | Path, *, licence: str = "", cache: ChecksumCache = U
 
 
 def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
-    """Bytes of the weights and a KV cache of 2,048 tokens, by dtype: parameters × b + 2 · layers · kv · 2048 · b. `kv`
-    is key-value heads × head size. Activations and the runtime are not included."""
-    heads = first_set(config, "num_attention_heads", "n_head") or 1
-    hidden = first_set(config, "hidden_size", "n_embd", "d_model") or 0
-    width = (first_set(config, "num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
-    cells = 2 * (first_set(config, "num_hidden_layers", "n_layer") or 0) * width * KV_TOKENS
-    return {name: (parameters + cells) * size for name, size in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
+    """Bytes of the weights and a KV cache of 2,048 tokens, by dtype. Activations and the runtime are not included."""
+    numbers = parameters + cache_numbers(config) * KV_TOKENS
+    return {name: numbers * size for name, size in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
 
 
 def unsupported_reasons(config: dict[str, Any]) -> dict[str, str]:
     """For each method: "" when it supports a base with this config.json, else the reason in one sentence."""
     return dict.fromkeys(METHODS, unsupported_reason(config))
-
-
-def first_set(config: Mapping[str, Any], *names: str) -> Any:
-    return next((config[name] for name in names if config.get(name) is not None), None)
 
 
 def _dtype(entries: list[identity.TensorEntry]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from models.archive import WEIGHTS, checkpoint_problems
 from models.identity import read_json, tensors_of
 from models.methods import METHODS, find_method
-from models.starter import STARTER_HUB_ID, STARTER_WEIGHTS_SUM
+from models.starter import STARTER_HUB_ID, STARTER_WEIGHTS_SHA256
 from speculoos.checksums import CHECKSUM_FILE, ChecksumCache, checksums_text
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from speculoos.files import new_folder, sync_file
@@ -97,13 +97,13 @@ def load_draft(
 ) -> Any:
     """The draft in `folder` for `base`, in the base's dtype and device, in evaluation mode. Verifies the files against
     SHA256SUMS and the weights against `sha256` (from the database); `checksum_cache` caches checksums. If `base_sha256`
-    (or `base.sha256`) differs from the one in the checkpoint, a warning is logged and stored in `draft.notices`. Raises
+    differs from the one in the checkpoint, a warning is logged and stored in `draft.notices`. Raises
     Damaged, or Unsupported when sizes or the vocabulary do not match the base."""
     folder, config = Path(folder), read_config(folder)
     verify_sums(folder, sha256, checksum_cache)
     draft = _load_module(folder, config, base).eval().requires_grad_(False)
     draft.drafting = config.get("drafting", {})
-    draft.notices = base_notices(config, base_sha256 or getattr(base, "sha256", "") or "")
+    draft.notices = base_notices(config, base_sha256)
     return draft
 
 
@@ -177,7 +177,7 @@ def _card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
     """The card as Markdown: base, data, settings and figures of the draft, and how to load it."""
     method, base = config["speculoos_method"], config.get("base") or "unknown"
     training = config.get("training", {})
-    starter = config.get("base_sha256") == STARTER_WEIGHTS_SUM
+    starter = config.get("base_sha256") == STARTER_WEIGHTS_SHA256
     copy = f" (a quantized copy of {code_span(STARTER_HUB_ID)})" if starter else ""
     return "\n".join(
         [

@@ -46,7 +46,7 @@ class SharedBaseModules(DraftVocabulary):
     """Embeddings and LM head of the base, used but not stored. `embed_tokens`: the draft's own [V, H], or None."""
 
     runner: Any = None
-    """The runner that owns this draft's packed weights, once created (`decoding.drafters.runners.packed_runner`)."""
+    """The runner that owns this draft's packed weights, once created (`decoding.drafters.runners.runner_of`)."""
 
     def __init__(self, config: Any):
         super().__init__()

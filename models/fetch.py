@@ -18,8 +18,7 @@ from models import identity, quantization, trial
 from models.card import make_card
 from models.damage import UNSAVED
 from models.hub import NO_SAFETENSORS, check_space, download
-from models.starter import STARTER_WEIGHTS_SUM as STARTER_WEIGHTS_SHA256
-from models.starter import starter_path
+from models.starter import STARTER_WEIGHTS_SHA256, starter_path
 from models.untrusted import read_safe_config
 from speculoos.checksums import ChecksumCache, file_sha256
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -41,6 +41,11 @@ SIZES = {
 """{safetensors type: bytes per element}."""
 MAX_JSON = 64 << 20
 CHUNK = 1 << 22
+
+
+def first_set(config: Mapping[str, Any], *names: str) -> Any:
+    """The first value that is not null under one of the names that families use for a size; None without any."""
+    return next((config[name] for name in names if config.get(name) is not None), None)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.identity import read_json, tensors
+from models.identity import first_set, read_json, tensors
 from models.quantization import count_parameters
 from speculoos.errors import BadInput, NotFound, Unavailable
 
@@ -41,12 +41,16 @@ def divided_bytes(folder: str | Path, size: float, gpus: int) -> float:
 def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
     """Bytes of a KV cache of `length` tokens, from a model's config.json; 0 if the config has no sizes."""
     config = config.get("text_config") or config
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    dim = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)
-    if not (layers and heads and dim):
-        return 0
-    kv_heads = config.get("num_key_value_heads") or heads
-    return 2 * layers * kv_heads * dim * min(length, config.get("max_position_embeddings") or length) * itemsize
+    longest = first_set(config, "max_position_embeddings", "n_positions") or length
+    return cache_numbers(config) * min(length, longest) * itemsize
+
+
+def cache_numbers(config: dict[str, Any]) -> int:
+    """Numbers in a KV cache per token: 2 · layers · key-value heads · head size; 0 if the config has no sizes."""
+    heads = first_set(config, "num_attention_heads", "n_head") or 1
+    hidden = first_set(config, "hidden_size", "n_embd", "d_model") or 0
+    width = (config.get("num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
+    return 2 * (first_set(config, "num_hidden_layers", "n_layer", "num_layers") or 0) * width
 
 
 def gigabytes(count: float) -> str:

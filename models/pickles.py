@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, first_line
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 """Keys under which some trainers store the weights."""
@@ -33,7 +33,7 @@ def convert(file: Path, target: Path, tied: bool = False) -> None:
     try:
         save_file(_separate(tensors), target, metadata={"format": "pt"})
     except (RuntimeError, ValueError, TypeError, KeyError) as error:  # for example sparse or quantized tensors
-        raise BadInput(f"{file.name}: its tensors cannot be written as safetensors ({_first_line(error)}).") from None
+        raise BadInput(f"{file.name}: its tensors cannot be written as safetensors ({first_line(error)}).") from None
 
 
 def _load(file: Path) -> Any:
@@ -48,7 +48,7 @@ def _load(file: Path) -> Any:
             "ask its publisher for safetensors."
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError, TypeError) as error:
-        raise BadInput(f"{file.name}: damaged, or not a file written by torch.save ({_first_line(error)}).") from None
+        raise BadInput(f"{file.name}: damaged, or not a file written by torch.save ({first_line(error)}).") from None
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -83,10 +83,6 @@ def _is_pickle(file: Path) -> bool:
     """By its first byte: a zip of torch.save or a pickle; a git-lfs pointer or a web page is neither."""
     with open(file, "rb") as handle:
         return handle.read(1) in (b"P", b"\x80")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
 
 
 def _weights(state: Any, file: Path) -> Mapping[str, Any]:

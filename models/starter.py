@@ -10,7 +10,7 @@ from speculoos.checksums import read_checksums
 STARTER_HEAD = Path(__file__).resolve().parent / "starter_head"
 STARTER_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """The starter is a quantized copy of this model."""
-STARTER_WEIGHTS_SUM = "2c8f5d3c60fe570b0671c4675f0dbca0ae607426fba913ed62f159320bec9de7"
+STARTER_WEIGHTS_SHA256 = "2c8f5d3c60fe570b0671c4675f0dbca0ae607426fba913ed62f159320bec9de7"
 
 
 def starter_path() -> Path:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from models import pickles
 from models.base import load_base, load_tokenizer
 from models.chat import render
-from speculoos.errors import BadInput, Unavailable, Unsupported
+from speculoos.errors import BadInput, Unavailable, Unsupported, first_line
 
 STEPS = 2
 FLOAT32_UP_TO = 2_000_000_000
@@ -109,8 +109,7 @@ def convert_gguf(file: str | Path, folder: str | Path, memory: int | None = None
             model = AutoModelForCausalLM.from_pretrained(dtype=dtype, **source)
             tokenizer = AutoTokenizer.from_pretrained(**source)
     except (ValueError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Unsupported(f"{file.name}: this GGUF file cannot be converted ({reason}).") from None
+        raise Unsupported(f"{file.name}: this GGUF file cannot be converted ({first_line(error)}).") from None
     _save_unquantized(model, tokenizer, Path(folder))
     return {
         name.removeprefix("general."): str(field.contents())

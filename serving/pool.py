@@ -216,7 +216,6 @@ class ModelPool:
         log.info("Loading base %s", ref.base_name)
         with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, sum(planned))):
             loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
-            loaded.sha256 = ref.base_sha256
             no_drafting_reason = ""
             try:
                 probe(loaded)  # before the weights are packed

@@ -82,3 +82,8 @@ class Unexpected(SpeculoosError):
 
 class Fenced(SpeculoosError):
     """Another attempt owns the job; this process must exit without writing."""
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    """The first line of the message, at most `most` characters, without a full stop; without a message the type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most].rstrip(".")

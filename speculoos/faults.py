@@ -12,7 +12,6 @@ DISK_SIGNS = (
     "disk quota exceeded",
     "file too large",
     "disk is full",
-    "is full; free some space",
     "is full; free",
 )
 

@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -47,7 +48,7 @@ def new_folder(target: str | Path, replace: bool = False) -> Iterator[Path]:
 def new_path(target: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `target` whose file is renamed to `target` on success."""
     target = Path(target)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = _temporary(target)
     try:
         yield temporary
         sync_file(temporary)
@@ -75,7 +76,7 @@ def read_or_create_secret(path: Path, new: Callable[[], str]) -> str:
     if not (path.exists() and path.read_text().strip()):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # it may exist but be empty
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = _temporary(path)
         try:
             with open(temporary, "w", opener=_open_private) as handle:
                 handle.write(new() + "\n")
@@ -91,6 +92,10 @@ def read_inference_token(settings: Settings) -> str:
     """The token with which programs of this home authenticate at the inference server, in home/secrets/inference-token;
     created at the first call."""
     return read_or_create_secret(settings.inference_token_file, lambda: secrets.token_urlsafe(32))
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -3,7 +3,7 @@ can be killed.
 
 `LimitedChild` keeps a process that has done its imports and forks a copy of itself for the work. A kernel timer ends a
 copy that takes too long, a resource limit one that uses too much memory; the next call gets a new copy at once.
-Arguments and results are JSON, so nothing a child sends can execute in the parent. Imports no other package.
+Arguments and results are JSON, so nothing a child sends can execute in the parent.
 """
 
 import ctypes

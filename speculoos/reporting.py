@@ -6,9 +6,6 @@ writes database rows; the command line and tests pass `ConsoleReporter` or `Sile
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 from speculoos.errors import Cancelled
@@ -67,23 +64,3 @@ def check_stop(reporter: Reporter) -> None:
     """Raise Cancelled if the user asked to stop. Call it when all finished work is saved."""
     if reporter.stop_requested():
         raise Cancelled("Stopped at your request; finished work is kept.")
-
-
-_current_reporter: ContextVar[Reporter | None] = ContextVar("current_reporter", default=None)
-
-
-@contextmanager
-def use_reporter(reporter: Reporter) -> Iterator[None]:
-    """Make `check_current_stop` check this reporter for a stop request inside the block."""
-    token = _current_reporter.set(reporter)
-    try:
-        yield
-    finally:
-        _current_reporter.reset(token)
-
-
-def check_current_stop() -> None:
-    """As `check_stop`, for code that gets no reporter, such as a forward pass that loads weights. Does nothing outside
-    of `use_reporter`."""
-    if (reporter := _current_reporter.get()) is not None:
-        check_stop(reporter)

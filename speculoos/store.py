@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from speculoos.checksums import file_sha256
-from speculoos.errors import BadInput, Damaged, Unavailable
+from speculoos.errors import BadInput, Damaged, Unavailable, first_line
 from speculoos.faults import disk_full
 from speculoos.files import new_file, new_path
 
@@ -173,8 +173,7 @@ class Store:
         except Exception as error:  # noqa: BLE001 - errors of optional libraries (botocore, aiohttp, …)
             if disk_full(error) or (missing and isinstance(error, FileNotFoundError)):
                 raise
-            first = (str(error).strip().splitlines() or [""])[0][:300].rstrip(".")
-            message = f"The store {self.url} cannot be accessed ({type(error).__name__}: {first})."
+            message = f"The store {self.url} cannot be accessed ({type(error).__name__}: {first_line(error)})."
             raise StoreUnavailable(message, STORE_HINT) from None
 
 

@@ -178,8 +178,13 @@ def make_conversation(
 
 def choose_vocabulary(
     conversations: Sequence[TokenizedConversation], config: TrainConfig, base: Any
-) -> tuple[Tensor, str]:
-    """Ascending token ids, int64 [size], and a sentence on their coverage. Ends of turn are always included."""
+) -> tuple[Tensor | None, str]:
+    """Ascending token ids, int64 [size], and a sentence on their coverage; (None, "") for all tokens of the base model.
+    Ends of turn are always included."""
+    if not (config.draft_vocab_size or config.draft_vocab_coverage):
+        return None, ""
+    if not conversations:
+        raise BadInput("draft_vocab_size and draft_vocab_coverage need conversations, whose tokens are counted.")
     vocab_size = base.vocab_size
     if config.draft_vocab_size > vocab_size:
         raise BadInput(

@@ -33,6 +33,7 @@ from training.token_files import row_info
 
 BASE = "base"  # folder of a copied base model, inside the draft's folder
 METHOD_PREFIX = "method."  # prefix of names in this module's state dict; a checkpoint has the draft's names
+DRAFT_PREFIX = f"{METHOD_PREFIX}draft."
 
 
 def conversations_from(
@@ -158,9 +159,10 @@ class TrainableDraft(PreTrainedModel):
         """Called by Trainer: write the files of `save` in training precision; other files in the folder remain."""
         if is_main_process:
             Path(save_directory).mkdir(parents=True, exist_ok=True)
-            by_pointer = {value.data_ptr(): name for name, value in stored_tensors(self.draft).items()}
-            names = {name: by_pointer.get(value.data_ptr()) for name, value in self.state_dict().items()}
-            tensors = {stored: value for name, value in (state_dict or {}).items() if (stored := names[name])} or None
+            stored = stored_tensors(self.draft)
+            names = {name: name.removeprefix(DRAFT_PREFIX) for name in state_dict or ()}
+            names |= {name: short.removeprefix("model.") for name, short in names.items() if short not in stored}
+            tensors = {short: state_dict[name] for name, short in names.items() if short in stored} or None
             save_draft_in_place(save_directory, self.draft, self._info({}), tensors=tensors)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

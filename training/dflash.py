@@ -48,7 +48,7 @@ class DFlashMethod(nn.Module):
         super().__init__()
         self._base, self.config = (base,), config
         self.start_note, ids = "", None
-        if draft is None and (config.draft_vocab_size or config.draft_vocab_coverage):
+        if draft is None:
             ids, self.start_note = choose_vocabulary(conversations, config, base)
         self.draft = draft or DFlashDraft.from_base(
             base,

@@ -61,9 +61,7 @@ class Eagle3Method(nn.Module):
             draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
             self.draft = draft
         else:
-            ids = None
-            if conversations:
-                ids, self.start_note = choose_vocabulary(conversations, config, base)
+            ids, self.start_note = choose_vocabulary(conversations, config, base)
             self.draft = Eagle3Draft.from_base(
                 base,
                 ids,

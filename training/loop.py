@@ -30,7 +30,7 @@ from speculoos.checksums import ChecksumCache
 from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, SilentReporter
 from training import resume_points
-from training.acceptance import Acceptance, StepMetrics, eval_values, measure_acceptance
+from training.acceptance import StepMetrics, eval_values, measure_acceptance
 from training.batches import DataStats, load_conversations, split_held_out
 from training.hidden_states.prefetcher import FeatureSource, ServerWaitMonitor, StatesLocation, connect_prefetcher
 from training.method import make_method, with_draws
@@ -132,6 +132,7 @@ class Trainer:
         self.step, self.previous_minutes, self.tokens_seen = 0, 0.0, 0  # minutes of earlier attempts
         self.loss: float | None = None
         self.best: dict[str, Any] = NO_BEST
+        self.evaluated_step = -1  # the last evaluation on the held-out conversations
         batches_per_step = config.accumulate * self.accelerator.num_processes
         limits = [n for n in (math.ceil(config.epochs * len(self.stream) / batches_per_step), config.max_steps) if n]
         self.total_steps = min(limits, default=0)  # 0 when only the time is limited
@@ -170,8 +171,6 @@ class Trainer:
 
     def _resume(self, resume_from: str | Path | None) -> None:
         resume_point = resume_points.latest_undamaged_resume_point([resume_from], self._warn)
-        if resume_point is None and resume_points.latest_resume_point(resume_from):
-            self._warn("No intact training state is left, so the training starts from the beginning.")
         if self.is_main:
             resume_points.remove_damaged(self.out_dir)
         if resume_point is None:
@@ -253,9 +252,10 @@ class Trainer:
             self.reporter.metrics(self.step, {**values, "train/lr": lr, "train/grad_norm": norm, **self._chart_axes()})
             self.reporter.progress(self.step, self._expected_steps(), "steps", f"loss {values['train/loss']:.3f}")
 
-    def _evaluate(self, last: bool = False) -> Acceptance | None:
+    def _evaluate(self, last: bool = False) -> None:
         if not self.held_out.conversations:
-            return None
+            return
+        self.evaluated_step = self.step
         self.wrapped.eval()
         count = len(self.held_out)
         batches = (self.held_out.features(i, range(i + 1, count)) for i in range(count))
@@ -272,7 +272,6 @@ class Trainer:
             self._sample(tensors, last)
             if improved:
                 self._save_draft("best", self._result_metrics(), tensors)
-        return acceptance
 
     def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
         """Log greedy answers: at the first and the last evaluation, and between them within SAMPLING_SHARE."""
@@ -310,10 +309,11 @@ class Trainer:
             raise Cancelled(f"Stopped at your request after step {self.step}; a resumed run continues from there.")
 
     def _finish(self) -> TrainResult:
-        evaluated = self._evaluate(last=True) is not None
+        if self.evaluated_step != self.step:
+            self._evaluate(last=True)
         metrics, tensors = self._result_metrics(), self._draft_tensors()
         if self.is_main:
-            if evaluated and (self.out_dir / "best").exists():
+            if self.held_out.conversations and (self.out_dir / "best").exists():
                 verify_sums(self.out_dir / "best")
                 tensors = load_file(self.out_dir / "best" / "model.safetensors")
             self._save_draft("final", metrics, tensors)

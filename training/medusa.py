@@ -51,7 +51,7 @@ class MedusaMethod(nn.Module):
         super().__init__()
         self._base = (base,)
         self.start_note, ids = "", None
-        if draft is None and (config.draft_vocab_size or config.draft_vocab_coverage):
+        if draft is None:
             ids, self.start_note = choose_vocabulary(conversations, config, base)
         shape = MedusaConfig(
             base.hidden_size,

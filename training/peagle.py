@@ -69,9 +69,7 @@ class PEagleMethod(nn.Module):
         if start is not None:
             rms = feature_rms(base, start.layers_wanted, conversations)
             return PEagleDraft.from_eagle3(start, base, rms, mask_id, config.num_depths)
-        ids = None
-        if conversations:
-            ids, self.start_note = choose_vocabulary(conversations, config, base)
+        ids, self.start_note = choose_vocabulary(conversations, config, base)
         return PEagleDraft.from_base(
             base,
             ids,

@@ -44,11 +44,13 @@ def latest_resume_point(folder: str | Path | None) -> Path | None:
 
 def latest_undamaged_resume_point(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
     """The newest undamaged resume point of the first folder that has one; `log` gets a message for each damaged one."""
-    for folder in folders:
-        for path in reversed(all_resume_points(folder)):
-            if not (problems := resume_point_damage(path)):
-                return path
-            log(f"{path.parent.name}/{path.name} is damaged ({problems}), so it is skipped.")
+    paths = [path for folder in folders for path in reversed(all_resume_points(folder))]
+    for path in paths:
+        if not (problems := resume_point_damage(path)):
+            return path
+        log(f"{path.parent.name}/{path.name} is damaged ({problems}), so it is skipped.")
+    if paths:
+        log("No intact training state is left, so the training starts from the beginning.")
     return None
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import WIDEST_TREE, PrefillContext, TuningSpace, check_ranks, is_fast
-from decoding.drafters.dflash_runners import BlockRunner, PackedBlockRunner, packed_runner
+from decoding.drafters.base import WIDEST_TREE, PrefillContext, TuningSpace, check_ranks
+from decoding.drafters.dflash_runners import BlockRunner, PackedBlockRunner
 from decoding.drafters.expansion import Grown, PositionLogits, StaticTree, TreeDrafter
+from decoding.drafters.runners import runner_of
 from decoding.target import Target, common_prefix
 from decoding.tree import TreeShape, chain_shape, shape_from_choices
 from decoding.tuning import wide_choices
@@ -23,7 +24,7 @@ from models.methods import trees
 from models.runtime.cache import upload
 from models.runtime.graphs import BucketView, CapturedFunction, bucket_biases, bucket_of, captured
 from models.runtime.interface import ForwardOutput
-from speculoos.errors import BadInput, Unsupported
+from speculoos.errors import BadInput
 
 DEFAULT_DEPTH = 4
 
@@ -138,9 +139,7 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> DFlashDrafter:
             "shallower tree."
         )
     check_ranks(shape.ranks, draft.config.draft_vocab_size or target.base.vocab_size)
-    if not is_fast(target) and draft.runner is not None:
-        raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
-    runner = packed_runner(draft) if is_fast(target) else BlockRunner(draft)
+    runner = runner_of(target, draft, BlockRunner, PackedBlockRunner)
     return DFlashDrafter(runner, shape, target.base, bool(options.get("sample", False)))
 
 

@@ -52,13 +52,6 @@ class BlockRunner:
         return draft(ids, positions, CacheBackend(cache, visible))[0]
 
 
-def packed_runner(draft: Any) -> "PackedBlockRunner":
-    """The draft's runner on the fast runtime. The first call moves the weights, so that the draft itself cannot run."""
-    if draft.runner is None:
-        draft.runner = PackedBlockRunner(draft, runners.drafting_dtype(draft))
-    return draft.runner
-
-
 class PackedBlockRunner:
     """As BlockRunner, on packed weights; the context's keys and values of all layers are one product."""
 

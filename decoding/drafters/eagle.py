@@ -22,17 +22,15 @@ from decoding.drafters.base import (
     PrefillContext,
     TuningSpace,
     check_ranks,
-    is_fast,
 )
 from decoding.drafters.expansion import DynamicTree, Expander, Grown, StaticTree, TreeDrafter, TreeMask
-from decoding.drafters.runners import EagleRunner, ModuleRunner, PackedRunner, packed_runner
+from decoding.drafters.runners import EagleRunner, ModuleRunner, PackedRunner, runner_of
 from decoding.target import MAX_PREFILL_TOKENS, Target, common_prefix
 from decoding.tree import TreeShape, shape_from_choices
 from models.base import LoadedBase
 from models.runtime.cache import upload
 from models.runtime.graphs import CapturedFunction, TreeRows, bucket_of, captured, padded_rows
 from models.runtime.interface import ForwardOutput
-from speculoos.errors import Unsupported
 
 GPU_TREE = DynamicTree()  # the default of EAGLE's own code; for a GPU
 CPU_TREE = DynamicTree(depth=3, top_k=3, nodes=8)
@@ -187,10 +185,7 @@ def make(
     runner."""
     sample = bool(options.pop("sample", False))
     tree = tree_of(target, options, getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size)
-    if not is_fast(target) and draft.runner is not None:
-        raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
-    runner = packed_runner(draft) if is_fast(target) else ModuleRunner(draft)
-    return kind(runner, tree, target.base, sample)
+    return kind(runner_of(target, draft, ModuleRunner, PackedRunner), tree, target.base, sample)
 
 
 def tree_of(target: Target, options: dict[str, Any], draft_vocab_size: int) -> TreeShape | DynamicTree:

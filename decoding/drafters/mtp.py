@@ -21,7 +21,7 @@ from models.draft_layers import causal_mask
 from models.identity import read_json, tensors
 from models.mtp import mtp_layers, mtp_reason, mtp_tensors
 from models.runtime.cache import KVCache
-from models.runtime.transformers import CacheLayer
+from models.runtime.transformers import CacheLayer, additive_mask, takes_additive_mask
 from models.untrusted import sanitised_folder
 from speculoos.errors import Unsupported
 
@@ -72,7 +72,7 @@ class MtpRunner:
 
     def __init__(self, base: LoadedBase):
         self.base, self.model = base, load_mtp(base)
-        self.additive = getattr(base.config, "_attn_implementation", "sdpa") == "eager"
+        self.additive = takes_additive_mask(base)
 
     def new_cache(self) -> KVCache:
         return KVCache(1, UNLIMITED, grows=True)
@@ -97,26 +97,19 @@ class MtpRunner:
     ) -> torch.Tensor:
         """As ModuleRunner: features [n, H] of positions t and tokens t+1, int64 [n], → features [n, H]."""
         count = len(ids)
-        visible = causal_mask(count, cache.length + count, ids.device) if mask is None else mask
+        visible = (causal_mask(count, cache.length + count, ids.device) if mask is None else mask)[None, None]
         embedded, model = self.model.embed_tokens(ids)[None], self.model
         out = model.layers[0](
             embedded,
             features[None],
             position_embeddings=model.rotary_emb(embedded, position_ids=positions[None]),
-            attention_mask=self._mask(visible, embedded.dtype),
+            attention_mask=additive_mask(visible, embedded.dtype) if self.additive else visible,
             position_ids=positions[None],
             cache=Cache(layers=[CacheLayer(cache.length, partial(cache.write, 0))]),
         )
         cache.stage(count)
         cache.commit_all()
         return (model.shared_post_norm(out) if model.use_shared_post_norm else out)[0]
-
-    def _mask(self, visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[1, 1, n, length + n]: bool, or what eager attention adds."""
-        if not self.additive:
-            return visible[None, None]
-        hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-        return hidden.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
 
 
 def make_mtp(target: Target, **options: Any) -> EagleDrafter:

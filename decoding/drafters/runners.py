@@ -3,12 +3,15 @@
 Packed layers are fused and in bfloat16 if the CPU supports it, since a draft's precision affects the acceptance rate
 but not the output. Shapes: n positions, H hidden size of the base model, V' draft vocabulary."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from decoding.drafters.base import is_fast
+from decoding.target import Target
 from models.base import has_bfloat16
 from models.draft_layers import causal_mask
 from models.draft_vocabulary import to_target
@@ -19,6 +22,7 @@ from models.runtime.layer import Norm, norm_of
 from models.runtime.linear import packing_works
 from models.runtime.rotary import draft_rotations
 from models.runtime.weights import pack_draft_layer_inplace, pack_linear_inplace
+from speculoos.errors import Unsupported
 
 UNLIMITED = 1 << 40  # maximum length of a draft's cache; the target's cache is full earlier
 
@@ -54,10 +58,15 @@ class ModuleRunner:
         return out
 
 
-def packed_runner(draft: Any) -> "PackedRunner":
-    """The draft's runner on the fast runtime. The first call moves the weights, so that the draft itself cannot run."""
+def runner_of(target: Target, draft: Any, module: Callable[[Any], Any], packed: Callable[..., Any]) -> Any:
+    """The draft's runner for `target`: of the class `module`, or `packed` for a fast target. The first packed one moves
+    the weights, so that the draft itself cannot run. Raises Unsupported if they were moved and `target` is not fast."""
+    if not is_fast(target):
+        if draft.runner is not None:
+            raise Unsupported("This draft was packed for a fast target; load it again to use it with another target.")
+        return module(draft)
     if draft.runner is None:
-        draft.runner = PackedRunner(draft, drafting_dtype(draft))
+        draft.runner = packed(draft, drafting_dtype(draft))
     return draft.runner
 
 

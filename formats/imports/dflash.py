@@ -11,6 +11,7 @@ from torch import Tensor
 
 from formats.imports.eagle import layer_config, layer_count, vocabulary
 from formats.imports.names import plain_name
+from formats.imports.peagle import mask_token
 from formats.imports.source import (
     DraftSource,
     ImportedDraft,
@@ -54,7 +55,7 @@ def read_dflash(source: DraftSource) -> ImportedDraft:
         "vocab_size": source.base.vocab_size,
         "dflash_num_layers": layer_count(source),
         "block_size": fields.number("block_size"),
-        "mask_token_id": _mask_token(source),
+        "mask_token_id": mask_token(source, "mask_token_id"),
     }
     tensors = _head(source, hidden)
     config["draft_vocab_size"] = len(tensors["d2t"]) if tensors else 0
@@ -76,13 +77,6 @@ def _check_supported(source: DraftSource) -> None:
         )
     if (source.folder / MASK_FILE).exists():
         raise Unsupported(f"{source.name}/{MASK_FILE}: drafts with a separate mask embedding are not supported.")
-
-
-def _mask_token(source: DraftSource) -> int:
-    value, tokens = source.fields.get("mask_token_id"), source.base.vocab_size
-    if type(value) is not int or not 0 <= value < tokens:
-        raise BadInput(f"{source.config_name}: mask_token_id: expected a token id below {tokens}, got {value!r}.")
-    return value
 
 
 def _aux_layers(source: DraftSource, hidden: int) -> tuple[int, ...]:

@@ -25,12 +25,13 @@ def read_peagle(source: DraftSource) -> ImportedDraft:
     if mask.numel() != fused:
         raise BadInput(f"{source.name}: mask_hidden: expected {fused} numbers, found {mask.numel()}.")
     tensors["mask_hidden"] = mask.view(1, 1, fused)
-    config |= {"mask_token_id": _mask_token(source), "num_depths": _depths(source)}
+    config |= {"mask_token_id": mask_token(source, *MASK_TOKENS), "num_depths": _depths(source)}
     return fill("peagle", config, source, tensors)
 
 
-def _mask_token(source: DraftSource) -> int:
-    key = next((key for key in MASK_TOKENS if source.fields.get(key) is not None), MASK_TOKENS[0])
+def mask_token(source: DraftSource, *keys: str) -> int:
+    """The mask token, under the first of `keys` that the config has. Raises BadInput."""
+    key = next((key for key in keys if source.fields.get(key) is not None), keys[0])
     token = source.fields.get(key)
     if type(token) is not int or not 0 <= token < source.base.vocab_size:
         raise BadInput(

@@ -22,7 +22,7 @@ class TransformersForward:
     def __init__(self, base: LoadedBase):
         self.base = base
         self.windows = layer_windows(base.config)
-        self._additive = getattr(base.config, "_attn_implementation", "sdpa") == "eager"
+        self._additive = takes_additive_mask(base)
         self._by_type = _takes_mask_by_type(base)
 
     @torch.inference_mode()
@@ -56,12 +56,18 @@ class TransformersForward:
 
     def _prepared(self, mask: torch.Tensor, positions: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
         visible = visible_rows(mask, positions, length, window)[None, None]
-        if not self._additive:
-            return visible
-        dtype = self.base.dtype
-        return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
-            ~visible, torch.finfo(dtype).min
-        )
+        return additive_mask(visible, self.base.dtype) if self._additive else visible
+
+
+def takes_additive_mask(base: LoadedBase) -> bool:
+    """Whether the model's attention adds its mask; others take a bool mask."""
+    return getattr(base.config, "_attn_implementation", "sdpa") == "eager"
+
+
+def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where `visible` (bool), else the smallest number of `dtype`."""
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return zeros.masked_fill(~visible, torch.finfo(dtype).min)
 
 
 class _Single:

@@ -5,6 +5,7 @@ import pytest
 from decoding.drafters.eagle import GPU_TREE
 from decoding.drafters.expansion import DynamicTree
 from decoding.drafters.ngram import NgramDrafter
+from models.methods import METHODS, trees
 from speculoos.errors import BadInput
 
 
@@ -20,3 +21,10 @@ def test_a_dynamic_tree_is_bounded(depth: int, top_k: int) -> None:
     with pytest.raises(BadInput, match="at most"):
         DynamicTree(depth=depth, top_k=top_k)
     assert DynamicTree(depth=GPU_TREE.depth, top_k=GPU_TREE.top_k) == GPU_TREE
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if "depth" in method.drafting])
+def test_a_chain_is_bounded(method: str) -> None:
+    with pytest.raises(BadInput, match="depth: expected a whole number of at most 32"):
+        trees.check_options(method, {"depth": 33}, METHODS[method].drafting)
+    trees.check_options(method, {"depth": 32}, METHODS[method].drafting)

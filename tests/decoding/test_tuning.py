@@ -6,6 +6,7 @@ import random
 import pytest
 
 from decoding.step import DraftRecord, EmittedToken, Step
+from decoding.step_costs import interpolate
 from decoding.target import fast_target
 from decoding.tree import shape_from_choices
 from decoding.tuning import (
@@ -19,7 +20,6 @@ from decoding.tuning import (
     wide_choices,
 )
 from models.base import load_base
-from models.methods.expectation import interpolate
 
 COST = {1: 20.0, 2: 21.0, 4: 22.0, 8: 26.0}
 

@@ -9,6 +9,7 @@ from formats.proof import DraftComparison
 from formats.refusals import no_server_reason
 from models.base import load_base
 from models.checkpoints import save_draft
+from speculoos.reporting import SilentReporter
 from tests.formats.conftest import draft_of
 from tests.tiny import make_tiny_base
 
@@ -30,7 +31,7 @@ def test_a_base_with_a_scale_or_a_cap_is_exported(family, tmp_path):
 )
 def test_the_tolerance_grows_with_the_rounding_of_the_input(difference, rounding, passed):
     """To at most 1e-3."""
-    assert DraftComparison(difference, rounding, positions=1).checks()[0].passed is passed
+    assert DraftComparison(SilentReporter(), difference, rounding, positions=1).checks()[0].passed is passed
 
 
 def test_a_bias_of_the_head_is_refused_by_name(tmp_path):

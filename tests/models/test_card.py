@@ -12,8 +12,11 @@ from transformers import AutoModelForCausalLM
 from models.card import METHODS, make_card, memory_needed, unsupported_reasons
 from models.families import unsupported_reason
 from models.identity import weights_sha256
+from models.memory import cache_bytes
 from speculoos.errors import BadInput
 from tests.tiny import FAMILIES, make_tiny_base
+from tracking.tables import Base
+from workers.jobs import sizes
 
 
 def test_a_card_says_what_transformers_says(tiny_base: Path) -> None:
@@ -39,6 +42,22 @@ def test_memory_is_weights_plus_cache() -> None:
     needed = memory_needed(134_515_008, config)
     assert needed["float32"] == 4 * (134_515_008 + 2 * 30 * 3 * 64 * 2048)
     assert needed["bfloat16"] * 2 == needed["float32"]
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [
+        ({"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}, 2 * 12 * 768),  # GPT-2
+        ({"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "hidden_size": 1024,
+          "head_dim": 128}, 2 * 28 * 8 * 128),  # Qwen3-0.6B
+        ({}, 0),
+    ],
+)  # fmt: skip
+def test_a_kv_cache_is_counted_by_the_names_of_every_family(config: dict[str, int], numbers: int) -> None:
+    assert cache_bytes(config, 1000, 2) == numbers * 1000 * 2
+    assert cache_bytes({"text_config": config}, 4096, 2) == numbers * config.get("n_positions", 4096) * 2
+    card = {"layers": 28, "heads": 16, "kv_heads": 8, "hidden_size": 1024, "head_dim": 128}
+    assert sizes.cache_bytes(Base(card=card)) == 2 * 28 * 8 * 128 * 4
 
 
 @pytest.mark.parametrize(

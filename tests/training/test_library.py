@@ -155,13 +155,29 @@ def test_a_folder_whose_base_is_gone_or_another_says_so(tiny_base, tmp_path):
     assert speculoos.load(tmp_path / "heads", base=load_base(tiny_base)).notices == []
 
 
-def test_a_gathered_state_dict_is_stored_by_the_names_of_a_checkpoint(base, conversations, tmp_path):
-    draft = convert(base, "draft", draft_num_layers=1)
-    other = {name: torch.full_like(value, 0.25) for name, value in draft.state_dict().items()}
+@pytest.mark.parametrize("method", ["medusa", "eagle3"])
+def test_a_draft_vocabulary_needs_conversations(method, base, conversations):
+    with pytest.raises(BadInput, match="need conversations"):
+        convert(base, method, draft_vocab_size=64)
+    draft = convert(base, method, conversations=conversations, draft_vocab_size=64).draft
+    assert len(draft.draft_ids) == 64 and {*conversations[0].token_ids[conversations[0].mask].tolist()} & {
+        *draft.draft_ids.tolist()
+    }
+
+
+@pytest.mark.parametrize("method", ["draft", "eagle3"])
+def test_a_gathered_state_dict_is_stored_by_the_names_of_a_checkpoint(method, base, conversations, tmp_path):
+    draft = convert(base, method, conversations=conversations, **SMALL[method])
+    state = draft.state_dict()
+    other = {
+        name: torch.full_like(value, 0.25) if value.is_floating_point() else value for name, value in state.items()
+    }
     draft.save_pretrained(tmp_path / "saved", state_dict=other)
     draft.save_pretrained(tmp_path / "not", is_main_process=False)
     assert not (tmp_path / "not").exists()
     restored = tensors(speculoos.load(tmp_path / "saved", base=base).draft)
-    assert restored.keys() == stored_tensors(draft.draft).keys() and all((v == 0.25).all() for v in restored.values())
+    assert restored.keys() == stored_tensors(draft.draft).keys() and all(
+        (v == 0.25).all() for v in restored.values() if v.is_floating_point()
+    )
     with pytest.raises(BadInput, match="does not belong to this draft .first wrong tensor"):
         draft.load_state_dict({"odd": torch.zeros(1)})

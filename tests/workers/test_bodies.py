@@ -24,11 +24,10 @@ from tracking import db, jobs, leases, reports
 from tracking.shards import ShardPlan
 from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
-from training.resume_points import save_resume_point
+from training.resume_points import latest_undamaged_resume_point, save_resume_point
 from workers.child import gpu_memory
 from workers.child.context import JobContext
 from workers.child.work import generate_data, import_prompts, measure, models, train
-from workers.child.work.train import resume_from
 from workers.jobs.requests import (
     KINDS,
     Evaluate,
@@ -301,13 +300,17 @@ def test_a_training_falls_back_to_the_newest_whole_state_and_its_log_says_so(beg
     for folder, steps in zip(folders, ((30,), (10, 20)), strict=True):
         for step in steps:
             save_resume_point(folder, {"w": torch.zeros(64)}, {"0.step": torch.zeros(1)}, {"step": step}, keep_last=2)
-    assert resume_from(tuple(folders), context) == folders[0] / "state-30"
+
+    def resume_point() -> Path | None:
+        return latest_undamaged_resume_point(folders, lambda text: context.log(text, "warning"))
+
+    assert resume_point() == folders[0] / "state-30"
     cut(folders[0] / "state-30" / "draft.safetensors")
-    assert resume_from(tuple(folders), context) == folders[1] / "state-20"
+    assert resume_point() == folders[1] / "state-20"
     flip(folders[1] / "state-20" / "optimizer.safetensors", 1)
-    assert resume_from(tuple(folders), context) == folders[1] / "state-10"
+    assert resume_point() == folders[1] / "state-10"
     cut(folders[1] / "state-10" / "state.json")
-    assert resume_from(tuple(folders), context) is None
+    assert resume_point() is None
     context.keep()
     with db.reading(home) as session:
         messages = [line.message for line in reports.logs(session, context.job_id)]

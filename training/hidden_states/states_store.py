@@ -6,7 +6,6 @@ its exact request; a request for the head's input alone may also be served from 
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,7 +28,6 @@ class StatesStore:
     def __init__(self, folder: Path, base_sha256: str, dtype: torch.dtype, hidden_size: int):
         self.folder, self._hidden_size = folder, hidden_size
         self._base = f"{base_sha256} {str(dtype).removeprefix('torch.')}"
-        self._writing = threading.Lock()
 
     def read(self, row_request: StatesRequest) -> HiddenStates | None:
         """Hidden states for a request of one row; None when the store has no valid file for it."""
@@ -83,10 +81,9 @@ class StatesStore:
     def _save(self, path: Path, tensors: dict[str, Tensor]) -> None:
         tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
         try:
-            with self._writing:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with new_path(path) as temporary:
-                    save_file(tensors, temporary)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with new_path(path) as temporary:
+                save_file(tensors, temporary)
         except (OSError, SafetensorError) as error:
             raise Unavailable(
                 f"{path.parent}: hidden states cannot be stored ({error}).", "Free some disk space, or use no store."

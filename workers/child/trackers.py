@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from speculoos.errors import first_line
 from speculoos.files import portable_name, write_json
 from speculoos.settings import TRACKERS, Settings
 from tracking import db, jobs, reports
@@ -101,7 +102,7 @@ class TrackerThread(threading.Thread):
                     tracker.log(values, step=step)
             tracker.finish()
         except (Exception, SystemExit) as error:  # some call sys.exit without a login
-            self._disable((str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_REASON_LENGTH])
+            self._disable(first_line(error, MAX_REASON_LENGTH))
 
     def _start_run(self) -> Any:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers

@@ -174,11 +174,11 @@ REFUSED = {
     "sliding window": (with_config(zlab(), **SLIDING), "sliding_window: .* only drafts with full attention"),
     "no mask token": (
         with_config(zlab(), "dflash_config", mask_token_id=None),
-        "mask_token_id: expected a token id below 320",
+        "mask_token_id: expected a token of the base model",
     ),
     "a mask beyond": (
         with_config(zlab(), "dflash_config", mask_token_id=320),
-        "mask_token_id: expected a token id below 320",
+        "mask_token_id: expected a token of the base model",
     ),
     "no block size": (with_config(zlab(), block_size=None), "block_size is missing"),
     "a block of one token": (with_config(zlab(), block_size=1), "block_size: expected 2 to 64, got '1'"),

@@ -4,7 +4,7 @@ source, not from the writers."""
 from typing import Any
 
 from formats.checkpoint import CheckpointFiles
-from models.card import first_set
+from models.identity import first_set
 from tests.formats.table import FLOAT
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]

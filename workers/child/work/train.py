@@ -21,7 +21,7 @@ from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.prefetcher import StatesLocation
 from training.loop import train
 from training.processes import Rendezvous, train_in_processes
-from training.resume_points import latest_resume_point, latest_undamaged_resume_point, read_trainer_state
+from training.resume_points import latest_undamaged_resume_point, read_trainer_state
 from workers.child.context import JobContext
 from workers.child.gpu_memory import wait_for_memory
 from workers.child.states import delete_uploaded_checkpoints, download_checkpoints, uploading_checkpoints
@@ -50,7 +50,7 @@ def run(request: Train, context: JobContext) -> dict[str, Any]:
     folder = context.checkpoint_folder(request.checkpoint_id)
     download_checkpoints(context, request.checkpoint_id, folder.parent)
     earlier = context.earlier_attempts(request.checkpoint_id)
-    resume = resume_from((folder, *earlier), context)
+    resume = latest_undamaged_resume_point((folder, *earlier), lambda text: context.log(text, "warning"))
     if resume:  # earlier versions, or another machine, had other defaults
         config = with_stored_defaults(config, read_trainer_state(resume)["config"])
     if reason := no_server_reason(request.method, base.path):
@@ -118,14 +118,6 @@ def initial_draft(request: Train, context: JobContext) -> dict[str, str]:
     if row_id:
         return {"draft_path": context.input_with_files(Checkpoint, row_id).path}
     return {"draft_path": context.files.download_path(str(path))}
-
-
-def resume_from(folders: tuple[Path, ...], context: JobContext) -> Path | None:
-    """The newest undamaged checkpoint of the attempts in `folders`, latest first; damaged ones are logged."""
-    state = latest_undamaged_resume_point(folders, lambda message: context.log(message, "warning"))
-    if state is None and any(latest_resume_point(folder) for folder in folders):
-        context.log("No intact training state is left, so the training starts from the beginning.", "warning")
-    return state
 
 
 def tune_tree(context: JobContext, base: Base, device: str, folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Step costs that estimates use."""
 
-from models.methods.expectation import non_decreasing
+from decoding.step_costs import non_decreasing
 
 
 def test_more_work_never_costs_less():
