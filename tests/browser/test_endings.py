@@ -81,13 +81,6 @@ def test_a_training_ends_with_a_verdict_whose_button_opens_the_filled_form(
     expect(page.locator("#generate-review .sp-command")).to_contain_text("data generate --prompts")
 
 
-def test_an_evaluations_job_shows_its_report(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
-    open_page(page, f"{workbench.url}/runs?id={ended['measure']}")
-    report = page.locator("#job-report")
-    for text in ("2.20 – 2.40 (95 %)", "1.40 – 1.60 × (95 %)", "Acceptance by depth", "61%", "math", "prose"):
-        expect(report).to_contain_text(text)
-
-
 def test_the_message_of_a_button_disappears_when_the_job_ends(page: Page, workbench: Workbench) -> None:
     running = Job(name="stops", kind="train", queue="gpu", state="RUNNING", attempt=1, started_at=now())
     job_id = workbench.add(running)
@@ -101,15 +94,6 @@ def test_the_message_of_a_button_disappears_when_the_job_ends(page: Page, workbe
     expect(page.locator("#page-jobs")).not_to_contain_text("Stopping")
     with writing(workbench.settings) as rows:
         rows.delete(rows.get_one(Job, job_id))
-
-
-def test_every_result_is_in_the_list(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
-    open_page(page, f"{workbench.url}/runs?find=ending")
-    rows = page.locator("#jobs-table tbody tr")
-    expect(rows.filter(has_text="Train ending")).to_contain_text("held-out τ 1.40 · loss 3.000")
-    expect(rows.filter(has_text="Evaluate ending")).to_contain_text("τ 2.31 · 1.52 ×")
-    open_drawn(page, f"{workbench.url}/models/drafts?find=ending")
-    expect(page.locator("#checkpoints-table tbody tr").first).to_contain_text("estimated")
 
 
 def test_the_review_of_a_training_is_always_in_sight_and_says_what_is_wrong(
@@ -188,12 +172,6 @@ def test_a_failed_import_says_in_a_sentence_what_was_wrong_and_offers_nothing_to
 ) -> None:
     file = tmp_path / "nothing.jsonl"
     file.write_text('{"x": 1}\n')
-    open_page(page, f"{workers.url}/data")
-    unfold(page, "Import a file")
-    upload(page, file)
-    expect(page.locator("#data-message-import")).to_contain_text("1 of them would be left out")
-    page.locator("#data-submit").click()
-    expect(page.locator("#data-message-import")).to_contain_text("every row would be left out, so nothing was imported")
     job = submit(
         ImportPrompts(path=str(file)), name="nothing", settings=workers.settings
     )  # commands do not check the file first

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 THINGS = (
     *("a base", "answers", "prompts with bad rows", "a checkpoint", "a chat", "a comparison"),
     *("an evaluation", "a matrix", "a plan", "trainings compared", "an experiment"),
-    *("a job running", "a job succeeded", "a job failed", "a job queued"),
+    *("a job running", "a job succeeded", "a job failed"),
 )
 MAX_SHIFT = 0.1
 """Cumulative layout shift that web.dev calls good."""

@@ -59,8 +59,8 @@ class Traffic:
 
 
 def open_idle(page: Page, workbench: Workbench) -> dict[str, Page]:
-    """Open three pages in their own tabs and wait until they are drawn and have loaded everything."""
-    pages = {path: page.context.new_page() for path in ("/runs", "/", "/models/drafts")}
+    """Open two pages in their own tabs and wait until they are drawn and have loaded everything."""
+    pages = {path: page.context.new_page() for path in ("/runs", "/")}
     for path, opened in pages.items():
         opened.goto(workbench.url + path)
         expect(opened.locator("#strip .sp-strip")).to_be_visible()

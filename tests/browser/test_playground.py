@@ -1,7 +1,6 @@
 """The Playground in a real browser against real servers: answers are streamed, shown, replayed and stopped."""
 
 import re
-import time
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -279,19 +278,3 @@ def test_a_question_can_be_asked_again_taken_back_and_removed(page: Page, workbe
         expect(page.locator(f'.sp-turn[data-run="{shown}"]')).to_have_count(0)
     expect(page.locator(".sp-turn")).to_have_count(0)
     assert "chat=" not in page.url
-
-
-def test_a_restarted_web_process_loses_nothing(page: Page, workbench: Workbench, page_errors: list[str]) -> None:
-    """The page reconnects by itself. It may log errors about the time in between."""
-    chat = start_long_chat(workbench)
-    page.goto(f"{workbench.url}/playground?chat={chat}")
-    page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 5")
-    with workbench.without("web"):
-        time.sleep(0.5)
-    turn = answered(page)
-    run, _ = stored(workbench, turn.get_attribute("data-run"))
-    assert shown_text(turn) == run["text"]
-    page.locator("#new-chat").click()
-    ask(page, "still there?")
-    answered(page)
-    page_errors.clear()

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, TimeoutError, expect
 
 from app import inference, turns
+from tests.browser.test_playground import answered, ask
 from tests.browser.workbench import Workbench
 from tests.tools.figures import Figures, spread
 from tests.tools.loops import run_async
@@ -91,6 +92,9 @@ def killed_in_a_stream(workbench: Workbench, browser: Browser, pause: float) -> 
         stored_ids = runs.token_ids(rows, run.id)
     assert ended.get_attribute("data-state") == stored.state
     shown = final_text(page, stored.text)
+    page.locator("#new-chat").click()
+    ask(page, "Still there?")
+    answered(page)
     page.close()
     lost = sum(reader.token_ids != stored_ids for reader in readers) + (len(readers) != READERS)
     return {"readers": readers, "lost": lost, "shown": shown, "text": stored.text, "state": stored.state}

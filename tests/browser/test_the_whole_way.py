@@ -156,8 +156,8 @@ def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: 
         assert session.get(Job, job_id) is None
 
 
-def test_a_training_in_two_processes_goes_on_while_the_web_process_is_killed(page: Page, bench: Workbench) -> None:
-    fill_in(page, bench, 150, "steady heads")
+def test_a_training_in_two_processes_from_its_form(page: Page, bench: Workbench) -> None:
+    fill_in(page, bench, 60, "steady heads")
     unfold(page, "Advanced settings")
     unfold(page, "Distributed training")
     box(page, "train-processes").fill("2")
@@ -165,18 +165,14 @@ def test_a_training_in_two_processes_goes_on_while_the_web_process_is_killed(pag
     expect(page.locator("#train-review .sp-command")).to_contain_text("--processes 2 --sharding fsdp")
     job_id = start(page)
     job_is(page, "RUNNING")
-    expect(page.locator("#job-head progress")).to_have_attribute("max", "150", timeout=SLOW)
+    expect(page.locator("#job-head progress")).to_have_attribute("max", "60", timeout=SLOW)
     with reading(bench.settings) as session:
         rank_processes = ranks(session.get(Job, job_id).child["pid"])
     assert len(rank_processes) == 2 and not any(map(is_listening_elsewhere, rank_processes))
-    page.goto("about:blank")
-    bench.kill("web")
-    bench.start("web")
-    page.goto(f"{bench.url}/runs?id={job_id}")
     job_is(page, "SUCCEEDED")
     with reading(bench.settings) as session:
         job = session.get(Job, job_id)
-    assert (job.done, job.attempt) == (150, 1)
+    assert (job.done, job.attempt) == (60, 1)
 
 
 def test_cloning_fills_the_form_in_as_it_was(page: Page, bench: Workbench) -> None:

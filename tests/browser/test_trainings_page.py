@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.furnished import open_drawn, open_page, wait_drawn
+from tests.browser.furnished import open_page, wait_drawn
 from tests.browser.trainings import add_trainings
 from tests.browser.workbench import Workbench
 from tracking import reports
@@ -93,11 +93,3 @@ def test_curves_are_read_a_running_training_is_followed_and_one_can_be_left_out(
     page.get_by_role("link", name="Remove wild").click()
     page.wait_for_url(f"**/runs/compare?ids={job_ids[0]},{job_ids[1]}")
     expect(page.locator("#trainings-charts .sp-chart-legend").first.locator("li")).to_have_count(2)
-
-
-def test_an_address_that_names_nothing_says_so(page: Page, workbench: Workbench) -> None:
-    open_drawn(page, f"{workbench.url}/runs/compare?ids=nowhere,<b>x</b>")
-    expect(page.locator("#trainings-problem")).to_contain_text("Jobs that do not exist: 2")
-    expect(page.locator("#trainings-shown")).to_be_hidden()
-    open_drawn(page, f"{workbench.url}/runs/compare")
-    expect(page.locator("#trainings-problem")).to_contain_text("Nothing to compare yet")

@@ -62,7 +62,8 @@ def start(settings: Settings) -> Running:
 
 @pytest.fixture
 def own_ports(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """A home with free ports. Its processes are ended after the test."""
+    """A home with free ports. Its processes are ended after the test, and signal handlers that `up` set are replaced."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     port, inference_port = free_ports(2)
     monkeypatch.setenv("SPECULOOS_PORT", str(port))
     monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(inference_port))
@@ -71,6 +72,8 @@ def own_ports(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setti
     skip_speed_probe(settings.home)
     yield settings
     end_leftover_processes(settings, timeout=0)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -137,7 +140,7 @@ def check_second_up_names_the_first(url: str, capsys: pytest.CaptureFixture[str]
 
 
 def check_killed_parts_come_back(running: Running) -> None:
-    for name in ("web", "worker-gpu", "broker"):
+    for name in ("worker-gpu", "broker"):
         before = running.pid(name)
         os.kill(before, signal.SIGKILL)
         wait_until(lambda name=name, before=before: running.pid(name) not in (0, before))
@@ -197,22 +200,25 @@ def state(settings: Settings, job_id: str) -> tuple[str, int]:
         return job.state, job.done
 
 
-def test_a_port_in_use_is_one_sentence_that_names_who_and_what_to_set(own_ports: Settings) -> None:
+def test_a_port_in_use_is_one_sentence_that_names_who_and_what_to_set(
+    own_ports: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", own_ports.port))
         taken.listen()
-        completed = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
-    assert completed.returncode == 1
-    message = completed.stderr.strip().splitlines()[-1]
+        assert main(["up"]) == 1
+    message = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"Port {own_ports.port}" in message and f"(process {os.getpid()})" in message and "SPECULOOS_PORT" in message
     assert not leftover_processes(own_ports)
 
 
-def test_pages_for_others_need_a_password(own_ports: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_for_others_need_a_password(
+    own_ports: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SPECULOOS_HOST", "0.0.0.0")
-    completed = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
-    assert completed.returncode == 2
-    assert len(completed.stderr.strip().splitlines()) == 1 and "set SPECULOOS_PASSWORD" in completed.stderr
+    assert main(["up"]) == 2
+    errors = capsys.readouterr().err
+    assert len(errors.strip().splitlines()) == 1 and "set SPECULOOS_PASSWORD" in errors
     assert not leftover_processes(own_ports)
