@@ -62,7 +62,7 @@ def start(settings: Settings) -> Running:
 
 @pytest.fixture
 def own_ports(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """A home with free ports. Its processes are ended after the test, and signal handlers that `up` set are replaced."""
+    """A home with free ports. After the test its processes are ended and signal handlers restored."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     port, inference_port = free_ports(2)
     monkeypatch.setenv("SPECULOOS_PORT", str(port))
