@@ -15,7 +15,7 @@ from evaluation.replay import open_with_base, playground_answer, project_times, 
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
 from models.base import decoding_dtype, lease_name, load_base, pick_device
 from models.checkpoints import load_draft, update_draft_config
-from speculoos.cpu_load import lower_priority
+from speculoos.cpu_load import lower_priority, lower_session_priority
 from speculoos.errors import BadInput, Unsupported
 from speculoos.files import total_bytes
 from tracking import evaluations, queries
@@ -85,6 +85,7 @@ def take_devices(
         for each in devices:
             context.log(f"Using {each}, {torch.cuda.get_device_name(each)} ({lease_name(each)}).")
     lower_priority(device.type)
+    lower_session_priority(device.type)  # a job leads a session of its own
     return devices
 
 
