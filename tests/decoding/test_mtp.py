@@ -21,7 +21,7 @@ from serving.catalog import ModelRef
 from serving.pool import ModelPool
 from speculoos.errors import BadInput, Unsupported
 from tests.decoding.test_lossless import ALARM
-from tests.decoding.test_lossless_drafters import TEMPERATURES, TREE, check_distribution
+from tests.decoding.test_lossless_drafters import TREE, check_distribution
 from tests.tiny import make_tiny_base
 
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
@@ -165,14 +165,13 @@ def test_greedy_text_is_that_of_the_base_model(base, options) -> None:
     assert any(step.draft_record.tokens for step in steps)
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_sampled_trees_keep_the_bases_distribution(glm, temperature) -> None:
+def test_sampled_trees_keep_the_bases_distribution(glm) -> None:
     base = load_base(glm)
     with torch.no_grad():
         base.model.lm_head.weight[FREQUENT] *= 8  # so that the base model and its MTP layer agree on some tokens
     target = Target(base, max_length=64)
     drafter = make_drafter(target, None, {"drafter": "mtp", "tree": TREE, "sample": True})
-    check_distribution(target, drafter, PROMPT, temperature, ALARM / len(TEMPERATURES))
+    check_distribution(target, drafter, PROMPT, 0.7, ALARM)
 
 
 def test_a_second_turn_computes_only_what_is_new(glm) -> None:
