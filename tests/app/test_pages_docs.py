@@ -3,14 +3,14 @@
 import re
 from pathlib import Path
 
-from app import changes, downloads, events
+from app import changes, downloads, events, find
 from speculoos.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pages.md"
 
 
 def test_every_route_is_in_the_docs_and_no_other(home: Settings) -> None:
-    modules = (events, downloads, changes)
+    modules = (events, downloads, changes, find)
     routes = {
         f"{method} {route.path}"
         for router in (module.routes(home) for module in modules)

@@ -127,7 +127,7 @@ def test_a_worker_and_an_inference_server_can_be_started_alone(
     (port,) = free_ports(1)
     skip_speed_probe(services_home.home)
     with Services(services_home, ("broker",)):
-        worker = begin("cli.main", ["worker", "io", "--threads", "2"])
+        worker = begin("cli.main", ["worker", "--queue", "io", "--threads", "2"])
         server = begin("cli.main", ["serve", "--port", str(port)])
         try:
             deadline = time.monotonic() + 120
