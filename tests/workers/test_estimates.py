@@ -40,6 +40,7 @@ from workers.jobs.requests import (
     Train,
     Tune,
 )
+from workers.jobs.sizes import TEMPLATE_TOKENS, prompt_tokens
 from workers.jobs.submit import submit
 
 CARD = {"parameters": 1e8, "hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "vocabulary": 1000}
@@ -280,6 +281,22 @@ def test_each_job_keeps_what_it_was_estimated_at(filled: Settings) -> None:
     file = filled.home / "a.jsonl"
     file.write_text('{"prompt": "x"}\n' * 100)
     assert 0.5 < submit(ImportPrompts(path=str(file)), settings=filled).estimated_seconds < 3
+
+
+def test_long_prompts_take_longer_and_more_memory(filled: Settings) -> None:
+    training = Train(method="medusa", base_id="base", dataset_id="answers", settings={"max_length": 8192})
+    short, trained = estimated(filled, ANSWERS), estimated(filled, training)
+    with writing(filled) as session:
+        prompts = session.get_one(Dataset, "prompts")
+        prompts.report = {"characters": 100 * 2 * 8000, "turns": {"2": 100}}
+        session.get_one(Dataset, "answers").source_id = "prompts"
+        assert prompt_tokens(prompts) == 8000 / 4 + TEMPLATE_TOKENS
+    long = estimated(filled, ANSWERS)
+    assert long.seconds > 5 * short.seconds and long.memory > short.memory
+    assert estimated(filled, training).seconds > trained.seconds
+    with writing(filled) as session:
+        session.get_one(Dataset, "prompts").report = {"characters": 100 * 120}
+    assert estimated(filled, ANSWERS).seconds == pytest.approx(short.seconds)
 
 
 def test_an_endpoint_is_estimated_from_its_past_jobs(filled: Settings) -> None:

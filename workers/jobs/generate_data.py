@@ -133,15 +133,15 @@ class GenerateData(Request):
         source = sizes.require_row(session, Dataset, self.source_id)
         expected = sizes.expected_rows(session, source)
         count = min(expected, self.limit or expected) * sizes.turns(source) * self.samples
-        tokens = count * self.max_tokens
-        disk = count * (self.max_tokens + sizes.PROMPT_TOKENS) * sizes.BYTES_PER_TOKEN
+        tokens, prompt_tokens = count * self.max_tokens, sizes.prompt_tokens(source)
+        disk = count * (self.max_tokens + prompt_tokens) * sizes.BYTES_PER_TOKEN
         if self.endpoint:
             return Need(work=tokens, disk=disk, minutes=self.max_minutes)
         base = sizes.require_row(session, Base, self.base_id)
-        length = sizes.PROMPT_TOKENS + self.max_tokens
+        length = prompt_tokens + self.max_tokens
         memory = sizes.weights_bytes(base) * 1.2 + self.batch_size * length * sizes.cache_bytes(base)
         forward = 2 * sizes.parameters(base) + sizes.FORWARD_OPERATIONS / self.batch_size
-        work = (tokens + count * sizes.PROMPT_TOKENS) * (forward if sizes.parameters(base) else 0.0)
+        work = (tokens + count * prompt_tokens) * (forward if sizes.parameters(base) else 0.0)
         return Need(work=work, disk=disk, memory=memory + 4e8, minutes=self.max_minutes)
 
     def command(self, named: Namer) -> list[str]:

@@ -16,7 +16,9 @@ from tracking.tables import Base, Dataset, Table
 
 BYTES_PER_TOKEN = 14  # of stored answers: text and id of a token in JSON
 FORWARD_OPERATIONS = 3e8  # fixed cost of a forward of a batch, in operations (3 ms at `estimates.OPERATIONS`)
-PROMPT_TOKENS = 60  # estimated tokens of a prompt
+PROMPT_TOKENS = 60  # estimated tokens of a prompt whose characters were not counted
+CHARACTERS_PER_TOKEN = 4  # of English prompts
+TEMPLATE_TOKENS = 30  # added to a prompt by a chat template with a system prompt
 STEP_FIXED_BYTES = 2e7  # fixed cost of a decoding step, in bytes read (about 1 ms)
 
 
@@ -35,6 +37,14 @@ def turns(data: Dataset) -> float:
     return max(sum(int(n) * c for n, c in counts.items()) / max(sum(counts.values()), 1), 1.0)
 
 
+def prompt_tokens(data: Dataset | None) -> float:
+    """Estimated tokens of a user turn of a prompt set, with the chat template's."""
+    characters = (data.report or {}).get("characters") if data else None
+    if not data or not data.rows or not isinstance(characters, int):
+        return PROMPT_TOKENS
+    return characters / data.rows / turns(data) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
+
+
 def expected_rows(session: Session, data: Dataset) -> int:
     """Rows of a dataset; while it is being generated the number of its prompts; 0 if unknown."""
     if data.rows or not data.source_id:
@@ -49,12 +59,13 @@ def questions(session: Session, dataset_id: str, limit: int) -> int:
     return min(limit, expected_rows(session, data) if data else 0) or limit
 
 
-def total_tokens(data: Dataset, count: int) -> float:
+def total_tokens(session: Session, data: Dataset, count: int) -> float:
     """Tokens of `count` rows: the counts of an import, or tokens of the answers plus estimated prompts."""
     report = data.report or {}
     if report.get("answer_tokens") and report.get("tokens"):
         return report["tokens"]
-    return answer_tokens(data, count) + count * PROMPT_TOKENS
+    source = session.get(Dataset, data.source_id) if data.source_id else None
+    return answer_tokens(data, count) + count * prompt_tokens(source)
 
 
 def answer_tokens(data: Dataset, count: int) -> float:

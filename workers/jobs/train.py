@@ -135,7 +135,9 @@ class Train(Request):
             config = config.model_copy(update={"draft_vocab_size": vocabulary, "draft_vocab_coverage": 0.0})
         draft = METHODS[config.method].size(BaseShape.from_card(card), config)
         counts = [sizes.expected_rows(session, data) for data in sets]
-        read_tokens = (min(sizes.total_tokens(d, n), n * config.max_length) for d, n in zip(sets, counts, strict=True))
+        read_tokens = (
+            min(sizes.total_tokens(session, d, n), n * config.max_length) for d, n in zip(sets, counts, strict=True)
+        )
         count, stored = sum(counts), sum(read_tokens)
         config = config.for_tokens(stored)
         tokens = sizes.trained_tokens(config, stored)

@@ -4,6 +4,7 @@ A small set is answered in its job. A larger one is divided into shards, each a 
 generation runs again and merges them.
 """
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -34,7 +35,7 @@ from tracking.tables import Base, Dataset
 from workers.child.context import JobContext
 from workers.jobs.generate_data import SHARD_ROWS
 from workers.jobs.requests import GenerateData, GenerateShard
-from workers.jobs.sizes import PROMPT_TOKENS
+from workers.jobs.sizes import prompt_tokens
 
 Reports = Mapping[str, Mapping[str, Any]]
 PREVIEW_ROWS = 20
@@ -242,7 +243,8 @@ def _answer(
 
     row = context.input_with_files(Base, request.base_id)
     dtype = generation_dtype(context.settings.device)
-    tokens = 2 * (PROMPT_TOKENS + request.max_tokens)  # the cache grows by doubling
+    prompt = prompt_tokens(context.input_row(Dataset, request.source_id))
+    tokens = 2 * math.ceil(prompt + request.max_tokens)  # the cache grows by doubling
     memory = partial(model_memory, [row.path], dtype, tokens=tokens, sequences=request.batch_size)
     device = take_device(context, memory=memory)
     base = load_base(row.path, dtype, device, context.base_checksums(row), context.checksum_cache)
