@@ -237,7 +237,7 @@ def open_small_model(folder: Path, options: dict[str, Any], dtype: str = "float3
     if is_checkpoint(folder):
         raise BadInput(f"{folder}: is a draft made for a base; use BASE@DRAFT or a model's folder.")
     model = load_base(folder, decoding_dtype(dtype, device), device)
-    trees.check_options("draft", options, ("depth", "tree"))
+    _check(options, "draft", ("depth", "tree"))
     tree = options.get("tree")
     shape = shape_from_choices(tree) if tree else chain_shape(int(options.get("depth", 4)))
     draft = fast_target(model, MAX_LENGTH)
@@ -251,5 +251,11 @@ def open_prompt_lookup(folder: Path, options: dict[str, Any]) -> ReplaySetup:
     vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
     unloaded = UnloadedBase(tokenizer, read_eos_ids(folder, tokenizer), vocab_size)
     lookup = {name: value for name, value in options.items() if name != "drafter"}
-    trees.check_options(trees.NGRAM, lookup, WITHOUT_DRAFT[trees.NGRAM][0])
+    _check(lookup, trees.NGRAM, WITHOUT_DRAFT[trees.NGRAM][0])
     return ReplaySetup(RecordedTarget(unloaded, MAX_LENGTH), lambda: NgramDrafter(**lookup))
+
+
+def _check(options: dict[str, Any], drafter: str, known: tuple[str, ...]) -> None:
+    trees.check_options(drafter, options, known)
+    if zero := next((name for name, value in options.items() if name != "tree" and value < 1), ""):
+        raise BadInput(f"{zero}: expected a whole number from 1, got {options[zero]}.")

@@ -33,8 +33,7 @@ def divided_bytes(folder: str | Path, size: float, gpus: int) -> float:
     (`models.placement.divide`)."""
     if gpus == 1:
         return size
-    config = read_json(Path(folder) / "config.json")
-    layers = (config.get("text_config") or config).get("num_hidden_layers") or gpus
+    layers = layer_count(read_json(Path(folder) / "config.json")) or gpus
     return size / gpus + size / layers
 
 
@@ -47,10 +46,16 @@ def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
 
 def cache_numbers(config: dict[str, Any]) -> int:
     """Numbers in a KV cache per token: 2 · layers · key-value heads · head size; 0 if the config has no sizes."""
-    heads = first_set(config, "num_attention_heads", "n_head") or 1
-    hidden = first_set(config, "hidden_size", "n_embd", "d_model") or 0
+    heads = first_set(config, "num_attention_heads", "n_head", "n_heads") or 1
+    hidden = first_set(config, "hidden_size", "n_embd", "n_embed", "d_model") or 0
     width = (config.get("num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
-    return 2 * (first_set(config, "num_hidden_layers", "n_layer", "num_layers") or 0) * width
+    return 2 * layer_count(config) * width
+
+
+def layer_count(config: dict[str, Any]) -> int:
+    """Decoder layers by a model's config.json; 0 if it does not say."""
+    config = config.get("text_config") or config
+    return first_set(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers") or 0
 
 
 def gigabytes(count: float) -> str:

@@ -49,9 +49,11 @@ def lower_priority(device: str) -> None:
 
 
 def lower_session_priority(device: str) -> None:
-    """Lower the priority of this process's session, if it computes on the CPU. Kernels with `sched_autogroup_enabled`
-    schedule sessions as groups, and count the niceness of a thread within its session only: beside a training with two
-    threads on two cores, chats had a tenth of their speed, now about half."""
-    if device == "cpu":
+    """Lower the priority of the session that this process leads, if it computes on the CPU.
+
+    Kernels with `sched_autogroup_enabled` schedule sessions as groups, and count the niceness of a thread within its
+    session only: beside a training with two threads on two cores, chats had a tenth of their speed, now about half.
+    """
+    if device == "cpu" and os.getsid(0) == os.getpid():
         with suppress(OSError):  # another kernel, or another session was changed in the last 100 ms
             Path("/proc/self/autogroup").write_text(str(NICE))

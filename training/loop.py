@@ -132,7 +132,7 @@ class Trainer:
         self.step, self.previous_minutes, self.tokens_seen = 0, 0.0, 0  # minutes of earlier attempts
         self.loss: float | None = None
         self.best: dict[str, Any] = NO_BEST
-        self.evaluated_step = -1  # the last evaluation on the held-out conversations
+        self.evaluated_step = self.sampled_step = -1  # steps of the last evaluation and of the last samples
         batches_per_step = config.accumulate * self.accelerator.num_processes
         limits = [n for n in (math.ceil(config.epochs * len(self.stream) / batches_per_step), config.max_steps) if n]
         self.total_steps = min(limits, default=0)  # 0 when only the time is limited
@@ -278,7 +278,7 @@ class Trainer:
         due = last or self.sampling_seconds <= SAMPLING_SHARE * self._elapsed_minutes() * 60
         if isinstance(self.base, HeadOnlyBase) or not due:
             return
-        began = time.monotonic()
+        began, self.sampled_step = time.monotonic(), self.step
         fit = [c for c in self.held_out.conversations if can_be_sampled(self.base, c)]
         for conversation in fit[: self.config.samples]:
             self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation, tensors))
@@ -313,6 +313,8 @@ class Trainer:
             self._evaluate(last=True)
         metrics, tensors = self._result_metrics(), self._draft_tensors()
         if self.is_main:
+            if self.sampled_step != self.step:  # the last evaluation did not know that it was the last
+                self._sample(tensors, last=True)
             if self.held_out.conversations and (self.out_dir / "best").exists():
                 verify_sums(self.out_dir / "best")
                 tensors = load_file(self.out_dir / "best" / "model.safetensors")

@@ -43,7 +43,8 @@ def latest_resume_point(folder: str | Path | None) -> Path | None:
 
 
 def latest_undamaged_resume_point(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
-    """The newest undamaged resume point of the first folder that has one; `log` gets a message for each damaged one."""
+    """The newest undamaged resume point of the first folder that has one; `log` gets a message for each damaged one,
+    and one if all are."""
     paths = [path for folder in folders for path in reversed(all_resume_points(folder))]
     for path in paths:
         if not (problems := resume_point_damage(path)):

@@ -219,13 +219,14 @@ class ChatPage {
   }
 
   cancelEdit() {
-    if (this.editing && !this.unsent) typePrompt("");
+    if (this.editing) typePrompt(this.unsent);
     this.endEdit();
   }
 
-  // Ends editing, and puts back what was in the prompt field before.
+  // Ends editing. If sending has emptied the prompt field, it gets back the text that it had before; a text that could
+  // not be sent remains.
   endEdit() {
-    if (this.editing && this.unsent) typePrompt(this.unsent);
+    if (this.editing && !document.querySelector("#prompt textarea")?.value) typePrompt(this.unsent);
     this.editing = null;
     document.querySelector('[data-sp="editing"]')?.replaceChildren();
     for (const turn of this.turns) turn.node.classList.remove("sp-edited");

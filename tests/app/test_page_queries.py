@@ -18,6 +18,7 @@ from app.views.manage import delete, question, save
 from app.views.server_forms import servers_view
 from app.views.status_bar import job_progress
 from app.widgets.list_query import ListQuery
+from models.methods.recipes import read_recipe
 from ops.health import HealthPart
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
 from speculoos.settings import Settings
@@ -381,7 +382,9 @@ def test_the_train_page_is_filled_in_from_the_address(filled):
         assert train.request_of_job(session, "gone") is None
 
 
-@pytest.mark.parametrize("address", ["clone=succeeded", "clone=succeeded&method=medusa&longer=2"])
+@pytest.mark.parametrize(
+    "address", ["clone=succeeded", "clone=succeeded&longer=2", "clone=succeeded&method=medusa&longer=2"]
+)
 def test_a_cloned_training_keeps_its_base_and_data_with_another_method(filled, address):
     with writing(filled) as session:
         early = now() - timedelta(days=1)
@@ -396,7 +399,8 @@ def test_a_cloned_training_keeps_its_base_and_data_with_another_method(filled, a
     assert (values["base"].value, values["data"].value, values["processes"]) == ("base", ["answers"], 2)
     other_method = "medusa" in address
     assert values["method"] == ("medusa" if other_method else "eagle")
-    assert values["max_steps"] == (0 if other_method else 5)
+    assert values["max_steps"] == (0 if other_method else 10 if "longer" in address else 5)
+    assert not other_method or values["epochs"] == read_recipe("medusa-standard").config({}).epochs
 
 
 def test_a_guided_run_shows_its_steps_and_then_the_draft(filled):

@@ -1,5 +1,5 @@
-"""Finished work in a real browser: a training's verdict and its button, an evaluation's report, results in the list.
-Also the training form's review and errors, and a file's rows before and after its import."""
+"""Finished work in a real browser: a training's verdict and its button. Also the training form's review and errors, and
+a file's rows before and after its import."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""llama.cpp started from the page: it generates data, chats, is compared, killed, restarted and stopped."""
+"""llama.cpp started from the page: it generates data, chats, is compared and stopped."""
 
 import json
 import re

@@ -50,6 +50,7 @@ def test_memory_is_weights_plus_cache() -> None:
         ({"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}, 2 * 12 * 768),  # GPT-2
         ({"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "hidden_size": 1024,
           "head_dim": 128}, 2 * 28 * 8 * 128),  # Qwen3-0.6B
+        ({"n_layers": 32, "n_heads": 32, "d_model": 4096}, 2 * 32 * 4096),  # MPT
         ({}, 0),
     ],
 )  # fmt: skip

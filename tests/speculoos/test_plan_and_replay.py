@@ -116,6 +116,7 @@ def test_answers_of_another_machine_come_from_the_store(home: Settings, tmp_path
         (["replay", "run", "{file}", "--draft", "ngram"], "--model"),
         (["replay", "run", "{file}", "--draft", "tiny"], "BASE@DRAFT"),
         (["replay", "run", "{file}", "--draft", "ngram", "--model", "tiny", "--set", "tree=[[0]]"], "no option 'tree'"),
+        (["replay", "run", "{file}", "--draft", "ngram", "--model", "tiny", "--set", "depth=0"], "whole number from 1"),
         (["replay", "run", "{file}", "--draft", "ngram", "--model", "tiny"], "no recording"),
     ],
 )

@@ -40,7 +40,7 @@ from workers.jobs.requests import (
     Train,
     Tune,
 )
-from workers.jobs.sizes import TEMPLATE_TOKENS, prompt_tokens
+from workers.jobs.sizes import TEMPLATE_TOKENS, prompt_tokens, total_tokens
 from workers.jobs.submit import submit
 
 CARD = {"parameters": 1e8, "hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "vocabulary": 1000}
@@ -290,7 +290,9 @@ def test_long_prompts_take_longer_and_more_memory(filled: Settings) -> None:
         prompts = session.get_one(Dataset, "prompts")
         prompts.report = {"characters": 100 * 2 * 8000, "turns": {"2": 100}}
         session.get_one(Dataset, "answers").source_id = "prompts"
-        assert prompt_tokens(prompts) == 8000 / 4 + TEMPLATE_TOKENS
+        turn = 8000 / 4 + TEMPLATE_TOKENS
+        assert prompt_tokens(prompts) == turn
+        assert total_tokens(session, session.get_one(Dataset, "answers"), 50) == 50 * (256 + 2 * turn)
     long = estimated(filled, ANSWERS)
     assert long.seconds > 5 * short.seconds and long.memory > short.memory
     assert estimated(filled, training).seconds > trained.seconds

@@ -65,7 +65,7 @@ def total_tokens(session: Session, data: Dataset, count: int) -> float:
     if report.get("answer_tokens") and report.get("tokens"):
         return report["tokens"]
     source = session.get(Dataset, data.source_id) if data.source_id else None
-    return answer_tokens(data, count) + count * prompt_tokens(source)
+    return answer_tokens(data, count) + count * (turns(source) if source else 1) * prompt_tokens(source)
 
 
 def answer_tokens(data: Dataset, count: int) -> float:

@@ -85,7 +85,7 @@ def take_devices(
         for each in devices:
             context.log(f"Using {each}, {torch.cuda.get_device_name(each)} ({lease_name(each)}).")
     lower_priority(device.type)
-    lower_session_priority(device.type)  # a job leads a session of its own
+    lower_session_priority(device.type)  # a job leads one of its own
     return devices
 
 
