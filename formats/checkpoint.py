@@ -10,7 +10,8 @@ from typing import Any
 
 from models.archive import WEIGHTS, archive_files
 from models.checkpoints import SPECULOOS_KEYS, read_config
-from models.identity import FLOATS, TensorEntry, first_set, tensors, tensors_of, tokenizer_sha256
+from models.identity import FLOATS, TensorEntry, tensors, tensors_of, tokenizer_sha256
+from models.memory import layer_count
 from models.methods import trees
 from models.untrusted import read_safe_config
 from speculoos.errors import BadInput
@@ -69,7 +70,7 @@ class CheckpointFiles:
     @property
     def base_layers(self) -> int:
         """Number of decoder layers of the base model."""
-        return int(first_set(self.base, "num_hidden_layers", "n_layer", "num_layers") or 0)
+        return layer_count(self.base)
 
     @property
     def aux_layers(self) -> tuple[int, ...]:

@@ -97,8 +97,8 @@ def load_draft(
 ) -> Any:
     """The draft in `folder` for `base`, in the base's dtype and device, in evaluation mode. Verifies the files against
     SHA256SUMS and the weights against `sha256` (from the database); `checksum_cache` caches checksums. If `base_sha256`
-    differs from the one in the checkpoint, a warning is logged and stored in `draft.notices`. Raises
-    Damaged, or Unsupported when sizes or the vocabulary do not match the base."""
+    differs from the one in the checkpoint, a warning is logged and stored in `draft.notices`. Raises Damaged, or
+    Unsupported when sizes or the vocabulary do not match the base."""
     folder, config = Path(folder), read_config(folder)
     verify_sums(folder, sha256, checksum_cache)
     draft = _load_module(folder, config, base).eval().requires_grad_(False)

@@ -70,12 +70,13 @@ def ensure_experiment(session: Session, name: str) -> Experiment:
 def names(session: Session, ids: Iterable[str | None] | None = None) -> dict[str, str]:
     """Name of the bases, datasets and checkpoints with these ids, or of all, by id."""
     wanted_ids = None if ids is None else {*ids} - {None, ""}
-    if wanted_ids is not None and not wanted_ids:
+    if wanted_ids == set():
         return {}
-    name_queries = (select(table.id, table.name) for table in (Base, Dataset, Checkpoint))
-    if wanted_ids is not None:
-        name_queries = (query.where(query.selected_columns.id.in_(wanted_ids)) for query in name_queries)
-    return {row_id: name for query in name_queries for row_id, name in session.execute(query)}
+    found: dict[str, str] = {}
+    for table in (Base, Dataset, Checkpoint):
+        conditions = () if wanted_ids is None else (table.id.in_(wanted_ids),)
+        found |= dict(session.execute(select(table.id, table.name).where(*conditions)).tuples().all())
+    return found
 
 
 def model_name(session: Session, base_id: str, checkpoint_id: str | None = None) -> str:

@@ -25,7 +25,6 @@ from workers.jobs.request import Namer, Request
 
 MAX_CELLS = 1000  # maximum number of cells; each is a job and a cell of the grid on the page
 MAX_COMBINATIONS = 50 * MAX_CELLS
-PER_SUITE_HELP = "Questions to answer of each suite, taken evenly from its categories."
 """Maximum number of combinations including the left out ones; a form enumerates all of them on every change."""
 
 
@@ -44,7 +43,13 @@ class Matrix(Request):
     drafting: list[dict[str, Any]] = [{}]
     top_ps: list[float] = setting([1.0], "Used above temperature 0; may be repeated.")
     dtypes: list[str] = setting([""], f"{DTYPE_HELP} May be repeated.")
-    limit: int = setting(20, PER_SUITE_HELP, 1, MAX_NUMBER, label="Max questions per suite")
+    limit: int = setting(
+        20,
+        "Questions to answer of each suite, taken evenly from its categories.",
+        1,
+        MAX_NUMBER,
+        label="Max questions per suite",
+    )
     max_tokens: int = setting(128, "Max new tokens per turn.", 1, MAX_NUMBER, label="Max tokens per turn")
     seed: int = setting(0, SEED_HELP)
 
