@@ -85,7 +85,7 @@ def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -
 def race(args: argparse.Namespace, dtype: str, rounds: int = 5) -> dict[str, Any]:
     """Run all contenders on all prompts in turn; returns medians, ratios, and forward pass costs by node count."""
     theirs, own = (load_base(args.model, dtype=dtype, device=args.device) for _ in range(2))
-    drafts = {folder.name: load_draft(folder, own) for folder in args.checkpoint}
+    drafts = {str(folder): load_draft(folder, own) for folder in args.checkpoint}
     target = fast_target(own, args.context)  # after the drafts, as it takes over the base model's weights
     runs = {
         "transformers.generate": reference(theirs, args.max_tokens),

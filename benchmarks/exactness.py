@@ -143,7 +143,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     expected = references(args.model, prompts, args.max_tokens, args.device, args.store)
     target = fast_target(base, args.context)
     drafters = {name: make_drafter(target, None, {"drafter": name}) for name in ("none", "ngram")}
-    drafters |= {folder.name: make_drafter(target, load_draft(folder, base)) for folder in args.checkpoint}
+    drafters |= {str(folder): make_drafter(target, load_draft(folder, base)) for folder in args.checkpoint}
     return {name: verdict([compare(target, drafter, one) for one in expected]) for name, drafter in drafters.items()}
 
 
