@@ -86,9 +86,10 @@ def check_options(drafter: str, options: Mapping[str, Any], known: tuple[str, ..
             raise BadInput(f"Drafter {drafter!r} has no option {option[:60]!r}; it takes {', '.join(known) or 'none'}.")
         if option == "tree":
             check(value)
-        most = MAX_DEPTH if option == "depth" else MAX_OPTION
-        if option not in ("tree", "sample") and not (isinstance(value, int) and 0 <= value <= most):
-            raise BadInput(f"{option}: expected a whole number of at most {most}, got {str(value)[:60]!r}.")
+        elif option != "sample":
+            most = MAX_DEPTH if option == "depth" else MAX_OPTION
+            if not (isinstance(value, int) and 0 <= value <= most):
+                raise BadInput(f"{option}: expected a whole number of at most {most}, got {str(value)[:60]!r}.")
     if "tree" in options and {"depth", "top_k", "nodes"} & set(options):
         raise BadInput("tree: cannot be combined with depth, top_k or nodes; remove one or the others.")
 
