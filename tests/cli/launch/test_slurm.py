@@ -141,7 +141,8 @@ def check_all_stopped(allocation: Allocation, nodes: int = 2) -> None:
     assert stopped.count("worker io stopped") == 1 and stopped.count("reconciler stopped") == 1
     ends = [i for i, call in enumerate(calls) if call.startswith("endpoint on ")]
     assert len(ends) == nodes and min(ends) > calls.index("worker io stopped")
-    pgrep = ["pgrep", "-f", allocation.environment["SERVE_PORT"]]
+    # The port alone would also be found in the long numbers of a browser's command line.
+    pgrep = ["pgrep", "-f", f"http.server --bind [^ ]+ {allocation.environment['SERVE_PORT']}$"]
     wait_for(lambda: not subprocess.run(pgrep, capture_output=True).stdout, "the endpoints' end")
     assert list((allocation.folder / "tmp").iterdir()) == [], "a home was left"
 
