@@ -1,7 +1,6 @@
 """A real workbench for browser tests: a temporary home with a tiny base and Medusa heads, and its processes."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from speculoos.settings import Settings, load
 from tests.tools import zygote
 from tests.tools.databases import migrate
 from tests.tools.homes import skip_speed_probe
+from tests.tools.ports import free_ports
 from tracking import processes
 from tracking.db import reading, writing
 from tracking.states import FINISHED
@@ -199,18 +199,6 @@ def add_heads(bench: Workbench, base_id: str, name: str, **values: Any) -> str:
     for key, value in ({"size_bytes": _bytes(folder), "step": 10} | values).items():
         setattr(row, key, value)
     return bench.add(row)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on which nothing listens now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _bytes(folder: Path) -> int:

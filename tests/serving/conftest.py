@@ -1,7 +1,6 @@
 """A real inference server on a free port, with a tiny base that generates an emoji and heads that are always right."""
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from speculoos.checksums import file_sha256
 from speculoos.settings import Settings, load
 from tests.tiny import make_tiny_base
 from tests.tools.databases import Databases, migrate
+from tests.tools.ports import free_ports
 from tracking.db import writing
 from tracking.tables import Base, Checkpoint
 
@@ -108,11 +108,6 @@ def until(condition: Any, seconds: float = 90) -> None:
         time.sleep(0.02)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
 def model_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders `cycle`, `cycle2`, `right` and `wrong` (heads for cycle)."""
@@ -175,7 +170,7 @@ def serve(
     environment = {
         "SPECULOOS_HOME": str(home),
         "DATABASE_URL": database_url,
-        "SPECULOOS_INFERENCE_PORT": str(free_port()),
+        "SPECULOOS_INFERENCE_PORT": str(free_ports(1)[0]),
         "SPECULOOS_INFERENCE_TOKEN": TOKEN,
         "SPECULOOS_DEVICE": "cpu",
         "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR", ""),

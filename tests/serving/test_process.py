@@ -13,9 +13,10 @@ import pytest
 
 from serving.main import main
 from speculoos.settings import Settings, load
-from tests.serving.conftest import CYCLE_TEXT, free_port, register, serve, until
+from tests.serving.conftest import CYCLE_TEXT, register, serve, until
 from tests.tools import zygote
 from tests.tools.homes import skip_speed_probe
+from tests.tools.ports import free_ports
 from tests.tools.stored_runs import step_count
 from tracking import processes, runs
 from tracking.db import reading, writing
@@ -61,7 +62,7 @@ class Server:
 
 @pytest.fixture
 def settings(home: Settings, model_files: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(free_port()))
+    monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(free_ports(1)[0]))
     settings = load()
     skip_speed_probe(settings.home)
     register(settings, model_files)

@@ -85,7 +85,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, but its end is not reported yet
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -100,7 +101,7 @@ class Forker:
     def __init__(self, channel: socket.socket):
         self._channel = channel
         self._lock, self._started, self._running = threading.Lock(), threading.Condition(), {}
-        self._started_pids: list[int] = []
+        self._new: list[Forked] = []
         self._ended = False
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -115,9 +116,9 @@ class Forker:
         with self._lock:
             socket.send_fds(self._channel, [json.dumps(request).encode()], [out, *passed])
             with self._started:
-                self._started.wait_for(lambda: self._started_pids or self._ended)
-                assert self._started_pids, "the zygote has ended"
-                return self._running[self._started_pids.pop()]
+                self._started.wait_for(lambda: self._new or self._ended)
+                assert self._new, "the zygote has ended"
+                return self._new.pop()
 
     def _listen(self) -> None:
         with contextlib.suppress(ConnectionResetError):
@@ -131,7 +132,7 @@ class Forker:
         with self._started:
             if event == "began":
                 self._running[pid] = Forked(pid)
-                self._started_pids.append(pid)
+                self._new.append(self._running[pid])
                 self._started.notify()
             else:
                 self._running.pop(pid).end(status)
