@@ -74,6 +74,12 @@ class Broker:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def keep_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that run in the process of the tests do not lower its priority for the rest of the run."""
+    monkeypatch.setattr("workers.child.work.measure.lower_priority", lambda device: None)
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[str]:
     """URL of a server that lives as long as the tests."""
