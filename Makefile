@@ -15,6 +15,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 AUDIT := .make/audit
+# A crashed test process is not replaced: with loadfile, pytest-xdist then waits for ever.
+WORKERS := -n $(PARALLEL) --dist loadfile --max-worker-restart 0
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # or each process of a test would compile the project again
@@ -38,10 +40,10 @@ $(STAMP): pyproject.toml Makefile
 
 test: install ## the whole test suite
 	@$(BIN)/python -m tests.tools.browser
-	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TESTS) -m "not drill" $(WORKERS) --no-loadscope-reorder
 
 test-unit: install ## the tests that start no process, no browser and not the real model
-	$(BIN)/python -m pytest -p tests.tools.tiers $(TESTS) -m "not integration and not browser and not drill and not real" -n $(PARALLEL) --dist loadfile
+	$(BIN)/python -m pytest -p tests.tools.tiers $(TESTS) -m "not integration and not browser and not drill and not real" $(WORKERS)
 
 test-databases: install ## everything with rows, on SQLite and on PostgreSQL, with Redis where it is installed
 	@$(BIN)/python -m tests.tools.browser
