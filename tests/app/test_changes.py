@@ -14,6 +14,7 @@ from app import changes
 from app.pages import checkpoints, data, evaluations, experiments, jobs, models
 from app.pages import home as home_page
 from app.pages.jobs import head
+from app.views import status_bar
 from app.widgets.list_query import ListQuery
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
@@ -110,8 +111,9 @@ def get_changes(client: TestClient, **query: str) -> dict:
 
 @pytest.fixture
 def client(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    """A client of the route, with its cache off."""
+    """A client of the route, with its cache off. The strip omits the disk, whose free space may change at any time."""
     monkeypatch.setattr(changes, "CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(status_bar, "disk_chip", lambda home: "")
     app = FastAPI()
     app.include_router(changes.routes(home))
     with TestClient(app) as client:

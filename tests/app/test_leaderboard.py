@@ -144,16 +144,16 @@ def test_runs_on_few_and_on_many_questions_are_told_apart(filled: Settings) -> N
 def test_an_evaluation_is_as_old_as_the_end_of_its_job(filled: Settings) -> None:
     with db.writing(filled) as session:
         job = jobs.create(session, kind="evaluate", queue="gpu", request={}, name="Evaluate")
-        job.state, job.finished_at = "SUCCEEDED", now() - timedelta(seconds=65)
+        job.state, job.finished_at = "SUCCEEDED", now() - timedelta(hours=1, minutes=5)
         row = session.get_one(Evaluation, "d")
-        row.job_id, row.created_at = job.id, now() - timedelta(minutes=21)
+        row.job_id, row.created_at = job.id, now() - timedelta(hours=2, minutes=21)
     with db.reading(filled) as session:
         row = session.get_one(Evaluation, "d")
         html = leaderboard.leaderboard(page(session, LeaderboardView().select()), {}, LeaderboardView())
         html += evaluation_view.details(row) + checkpoint_rows.evaluations_table(
             session, session.get(Checkpoint, "two")
         )
-        assert html.count("1 min 5 s ago") == 3 and "21 min" not in html
+        assert html.count("1 h 5 min ago") == 3 and "21 min" not in html
         assert row_ids(session, sort="made")[0] == "d"
 
 

@@ -240,9 +240,9 @@ def test_the_strip_says_which_process_is_silent(home: Settings) -> None:
     assert "no worker has reported yet" in status_bar.render(home)
     with writing(home) as session:
         processes.beat(session, "worker-io")
-        old = now() - timedelta(seconds=95)
+        old = now() - timedelta(hours=1, minutes=5)
         session.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
-    assert "worker-gpu has not reported for 1 min 35 s" in status_bar.render(home)
+    assert "worker-gpu has not reported for 1 h 5 min" in status_bar.render(home)
 
 
 def test_a_process_that_was_restarted_counts_as_alive(home: Settings) -> None:

@@ -1,10 +1,12 @@
 """The whole workflow in a real browser over real services: model, prompts, answers, training, settings."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
+import psutil
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -23,6 +25,7 @@ from tests.browser.services import (
 )
 from tests.browser.workbench import Workbench
 from tests.tools.processes import is_listening_elsewhere, ranks
+from tests.tools.running import wait_for
 from tracking import queries
 from tracking.db import reading, writing
 from tracking.tables import Checkpoint, Dataset, Job, new_id
@@ -156,6 +159,15 @@ def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: 
         assert session.get(Job, job_id) is None
 
 
+def add_connected_ranks(bench: Workbench, job_id: str, found: set[psutil.Process]) -> int:
+    """Add the ranks of a training that have sockets; returns how many there are."""
+    with reading(bench.settings) as session:
+        child = session.get_one(Job, job_id).child
+    with contextlib.suppress(psutil.NoSuchProcess):  # imports run commands, which end between two calls
+        found |= {rank for rank in (ranks(child["pid"]) if child else ()) if rank.net_connections("inet")}
+    return len(found)
+
+
 def test_a_training_in_two_processes_from_its_form(page: Page, bench: Workbench) -> None:
     fill_in(page, bench, 60, "steady heads")
     unfold(page, "Advanced settings")
@@ -164,11 +176,10 @@ def test_a_training_in_two_processes_from_its_form(page: Page, bench: Workbench)
     choose(page, "train-sharding", "fsdp")
     expect(page.locator("#train-review .sp-command")).to_contain_text("--processes 2 --sharding fsdp")
     job_id = start(page)
-    job_is(page, "RUNNING")
+    found: set[psutil.Process] = set()
+    wait_for(lambda: add_connected_ranks(bench, job_id, found) >= 2, "two ranks")  # the page may show them too late
+    assert len(found) == 2 and not any(map(is_listening_elsewhere, found))
     expect(page.locator("#job-head progress")).to_have_attribute("max", "60", timeout=SLOW)
-    with reading(bench.settings) as session:
-        rank_processes = ranks(session.get(Job, job_id).child["pid"])
-    assert len(rank_processes) == 2 and not any(map(is_listening_elsewhere, rank_processes))
     job_is(page, "SUCCEEDED")
     with reading(bench.settings) as session:
         job = session.get(Job, job_id)

@@ -150,9 +150,10 @@ def test_a_run_is_cancelled_while_its_prompt_is_prepared(served: Served, monkeyp
 
 
 def test_posting_a_run_twice_generates_it_once(served: Served) -> None:
-    run_id = make_run(served, "cycle", max_tokens=300)
+    run_id = make_run(served, "cycle", max_tokens=8000)
     answers = [post(served, run_id) for _ in range(2)]
     assert [a.json()["queued"] for a in answers] == [[run_id], []]
+    post(served, f"{run_id}/cancel")
     wait_until_ended(served, run_id)
     again = post(served, run_id)
     assert again.status_code == 409 and "has ended" in again.json()["error"]["message"]

@@ -138,15 +138,20 @@ def test_the_watch_ends_a_failing_server_and_spares_one_that_recovers(monkeypatc
     monkeypatch.setattr(watch.faulthandler, "dump_traceback_later", lambda *a, **k: None)  # pytest uses it
     monkeypatch.setattr(watch.faulthandler, "cancel_dump_traceback_later", lambda: None)
     ended: list[str] = []
-    failure, start = ["It hangs."], time.monotonic()
-    watching = DeviceWatch(lambda: failure[0] if time.monotonic() - start > 0.1 else "", 60, ended.append)
-    until(lambda: time.monotonic() - start > 0.2)
+    failure, calls = ["It hangs."], []
+
+    def record_failure() -> str:
+        calls.append((failure[0], time.monotonic()))
+        return calls[-1][0]
+
+    watching = DeviceWatch(record_failure, 60, ended.append)
+    until(lambda: len(calls) > 10)
     failure[0] = ""
-    time.sleep(0.05)
+    until(lambda: calls[-1][0] == "")
     failure[0] = "It hangs again."
-    again = time.monotonic()
     until(lambda: bool(ended))
-    assert ended == ["It hangs again."] and time.monotonic() - again > 2.5
+    recovered = max(at for reason, at in calls if not reason)
+    assert ended == ["It hangs again."] and calls[-1][1] - recovered > watch.FAILURE_GRACE_SECONDS
     watching.close()
 
 
