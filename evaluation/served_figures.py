@@ -89,7 +89,7 @@ def metrics(answers: Sequence[ServedAnswer]) -> dict[str, Any]:
         "mean_accepted_length": _ratio(*counts.sum(0)) if len(counts) else None,
         "acceptance_by_depth": by_depth(answers),
         "mean_accepted_length_interval": _interval(counts, lambda totals: totals[:, 0] / totals[:, 1]),
-        "speedup": round((tokens / seconds) / (plain_tokens / plain_seconds), 3) if compared else None,
+        "speedup": _ratio(tokens / seconds, plain_tokens / plain_seconds) if compared else None,
         "speedup_interval": _interval(times if compared else times[:0], _speedups),
         "tokens_per_second": _ratio(tokens, seconds),
         "plain_tokens_per_second": _ratio(plain_tokens, plain_seconds) if compared else None,

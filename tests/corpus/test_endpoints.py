@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from corpus import endpoints
 from corpus.conversations import GenerateOptions
 from corpus.endpoints import FIRST_PAUSE, LONGEST_PAUSE, PATIENCE, EndpointPool
 from corpus.generate_remote import generate_remote
@@ -23,6 +24,7 @@ from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.tools.local_server import start_server
 from tests.tools.ports import free_ports
+from tests.workers.holds import ANSWERS, hold
 
 SERVER = "tests.corpus.flaky_server"
 KEY = "sesame-4711"
@@ -148,13 +150,15 @@ class KillingReporter(SilentReporter):
                 self.processes[0].kill()
                 self.processes[0].wait()
             else:
-                self.processes[0] = start(self.ports[0], self.folder)
+                with hold(self.folder, ANSWERS):  # or the second server might answer all the rest meanwhile
+                    self.processes[0] = start(self.ports[0], self.folder)
 
 
 @pytest.mark.integration
 def test_a_server_that_is_killed_and_comes_back_costs_no_answer(
-    servers: tuple[list[int], list[subprocess.Popen]], tmp_path: Path
+    servers: tuple[list[int], list[subprocess.Popen]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(endpoints, "LONGEST_PAUSE", FIRST_PAUSE)  # longer ones might last until all rows are answered
     ports, processes = servers
     texts = [f"number {n}" for n in range(300)]
     file = tmp_path / "p.jsonl"

@@ -52,7 +52,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def endpoint(server: str, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
     monkeypatch.setenv("FLAKY_KEY", KEY)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.05)
-    return Endpoint("flaky", server, key_env="FLAKY_KEY", model="echo", concurrency=6, timeout=10)
+    return Endpoint("flaky", server, key_env="FLAKY_KEY", model="echo", concurrency=6, timeout=10, retries=30)
 
 
 def prompt_set(folder: Path, prompts: list[str]) -> Path:

@@ -6,7 +6,8 @@ Every answer of the model `drafted` is 8 tokens out of 3 verifications, which to
 at depth 2. The model `plain` drafts nothing and is slower. The text "fail" is refused with an error that contains the
 key, and "odd" is answered with HTML. Streams have three texts, and their last chunk has the figures, as with vLLM and
 llama.cpp. With more than CAPACITY requests at once, `drafted` takes eight times as long, and more than MOST are
-refused. GET /most returns the largest number of concurrent requests so far.
+refused. GET /most returns the largest number of concurrent requests so far. While the folder of PORT_FILE has a hold of
+answers (tests.workers.holds), the streams from its number on wait.
 """
 
 import json
@@ -14,9 +15,11 @@ import select
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from tests.tools.local_server import Handler, serve_process
+from tests.workers.holds import ANSWERS, wait_while_held
 
 KIND, KEY = sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else ""
 TOKENS, DRAFTS, ACCEPTED = 8, 3, (3, 2)
@@ -25,7 +28,7 @@ COUNT = {"drafts": 1000, "other": 0}
 """It has drafted for others before."""
 LOCK = threading.Lock()
 CAPACITY, MOST = 3, 8
-RUNNING = {"now": 0, "most": 0}
+RUNNING = {"now": 0, "most": 0, "streams": 0}
 
 
 class AcceptanceHandler(Handler):
@@ -58,10 +61,12 @@ class AcceptanceHandler(Handler):
     def stream(self, body: dict[str, Any], text: str) -> None:
         with LOCK:
             RUNNING["now"] += 1
+            RUNNING["streams"] = number = RUNNING["streams"] + 1
             RUNNING["most"] = max(RUNNING["most"], running := RUNNING["now"])
         try:
             if running > MOST:
                 return self.send_json(429, {"error": {"message": "too many requests"}})
+            wait_while_held(Path(sys.argv[1]).parent, ANSWERS, number)
             full = answer(body, text)
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")

@@ -4,6 +4,7 @@ import random
 import threading
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from speculoos.loads import requests_at, stops_paying_at, undecided, verdict
 from speculoos.reporting import SilentReporter
 from speculoos.settings import Endpoint
 from tests.evaluation.test_served import QUESTIONS, TAU, LogReporter, Start, start  # noqa: F401
+from tests.workers.holds import ANSWERS, hold
 
 SECONDS = {("drafted", 1): 0.03, ("drafted", 2): 0.03, ("drafted", 4): 0.24}
 """{(model, concurrent requests): seconds of a request}."""
@@ -108,9 +110,23 @@ def test_a_server_of_its_own_without_the_draft_and_one_that_publishes_nothing(st
 
 
 @pytest.mark.integration
-def test_a_load_that_the_server_refuses_is_reported_and_the_others_are_kept(start: Start) -> None:  # noqa: F811
-    reporter = LogReporter()
-    result = evaluate_served(start("vllm_each"), QUESTIONS, reporter, plain_model="plain", concurrency=[1, 16])
+def test_a_load_that_the_server_refuses_is_reported_and_the_others_are_kept(
+    start: Start,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    endpoint = start("vllm_each")
+
+    class Releasing(LogReporter):
+        """Ends the hold once a request has been refused."""
+
+        def stop_requested(self) -> bool:
+            if most_at_once(endpoint) > 8:
+                (tmp_path / ANSWERS).unlink(missing_ok=True)
+            return False
+
+    reporter = Releasing()
+    with hold(tmp_path, ANSWERS, 9):  # the load of one has eight requests
+        result = evaluate_served(endpoint, QUESTIONS, reporter, plain_model="plain", concurrency=[1, 16])
     one, sixteen = result["loads"]
     assert one["drafted"]["failed"] == 0 and sixteen["drafted"]["failed"] > 0
     assert any("At 16 concurrent requests" in line and "429 too many requests" in line for line in reporter.lines)

@@ -34,13 +34,13 @@ class Stopper(Notebook):
 
     def __init__(self, act):
         super().__init__()
-        self.act, self.thread = act, None
+        self.act = act
 
     def metrics(self, step, values):
         super().metrics(step, values)
-        if step == 2 and self.thread is None:
-            self.thread = threading.Thread(target=self.act)
-            self.thread.start()
+        if step == 2 and self.act:
+            act, self.act = self.act, None
+            act()
 
 
 def fork_servers() -> list[psutil.Process]:
@@ -49,7 +49,8 @@ def fork_servers() -> list[psutil.Process]:
 
 def ranks() -> list[psutil.Process]:
     """The processes of the running training, by their rank."""
-    return sorted((rank for server in fork_servers() for rank in server.children()), key=lambda each: each.pid)
+    running = [rank for server in fork_servers() for rank in server.children()]
+    return sorted(running, key=lambda each: (each.create_time(), each.pid))  # pids start again at the largest one
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
@@ -75,8 +76,8 @@ def test_two_nodes_equal_one_process_with_accumulation(tiny_base, dataset, tmp_p
     alone, together = Notebook(), Notebook()
     train(config(**SAME, accumulate=2), tiny_base, dataset, tmp_path / "one", None, alone)
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
-    monkeypatch.setattr(processes, "CONNECT_SECONDS", 1)
-    with pytest.raises(Unavailable, match="No training waits at 127.0.0.1"):
+    with monkeypatch.context() as patch, pytest.raises(Unavailable, match="No training waits at 127.0.0.1"):
+        patch.setattr(processes, "CONNECT_SECONDS", 1)
         join_training(endpoint, lambda *_: ())
     joined = []
 
@@ -85,7 +86,7 @@ def test_two_nodes_equal_one_process_with_accumulation(tiny_base, dataset, tmp_p
             with suppress(Unavailable):
                 join_training(endpoint, lambda *arguments: joined.append(arguments) or ())
 
-    second = threading.Thread(target=join)
+    second = threading.Thread(target=join, daemon=True)
     second.start()
     rendezvous = Rendezvous(2, endpoint, job="the job")
     folders = (tiny_base, dataset, tmp_path / "two")
@@ -127,7 +128,12 @@ def test_each_decoder_layer_is_sharded_by_itself(method, layers, tiny_base):
 
 def test_a_stopped_run_ends_at_one_step_and_resumes(tiny_base, dataset, tmp_path):
     """Also if a stopping worker signals the whole process group of the job."""
-    first = Stopper(lambda: [os.kill(server.pid, signal.SIGTERM) for server in fork_servers()])
+
+    def signal_group():
+        (server,) = fork_servers()
+        server.terminate()
+
+    first = Stopper(signal_group)
     first.stop_after = 2
     with pytest.raises(Cancelled, match="after step 2"):
         train_in_processes(2, (), first, config(**SAME), tiny_base, dataset, tmp_path / "a")
@@ -140,7 +146,6 @@ def test_a_killed_process_ends_the_others(tiny_base, dataset, tmp_path):
     notes = Stopper(lambda: os.kill(ranks()[1].pid, signal.SIGKILL))
     with pytest.raises(ProcessLost, match="Process 2 of the training was killed"):
         train_in_processes(2, (), notes, config(**SAME | {"max_steps": 50_000}), tiny_base, dataset, tmp_path)
-    notes.thread.join()
     assert not ranks()
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,6 +54,7 @@ def make_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_files, "CHUNK_BYTES", 2500)
     monkeypatch.setattr(tokenizing, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(tokenizing.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(tokenizing.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from models.base import load_base
 from speculoos.errors import BadInput, Unavailable
 from tests.tiny import make_tiny_base
+from tests.tools.running import wait_for
 from training.hidden_states.server import (
     MAX_BODY_BYTES,
     RequestLimits,
@@ -149,8 +150,7 @@ def test_requests_beyond_the_queue_get_status_503(engine: StatesEngine, client: 
     try:
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(0.5)
+        wait_for(lambda: len(statuses) >= 3, "three answers", seconds=60, every=0.01)
         assert statuses == [503] * 3
     finally:
         release.set()
