@@ -1,6 +1,7 @@
 """CPU share of other processes during a measurement, as speeds under different load are not comparable; priority."""
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,5 +56,10 @@ def lower_session_priority(device: str) -> None:
     session only: beside a training with two threads on two cores, chats had a tenth of their speed, now about half.
     """
     if device == "cpu" and os.getsid(0) == os.getpid():
-        with suppress(OSError):  # another kernel, or another session was changed in the last 100 ms
-            Path("/proc/self/autogroup").write_text(str(NICE))
+        file = Path("/proc/self/autogroup")
+        with suppress(OSError):  # another kernel
+            try:
+                file.write_text(str(NICE))
+            except BlockingIOError:  # unless root does it, 100 ms must have passed since a session was changed
+                time.sleep(0.15)
+                file.write_text(str(NICE))
