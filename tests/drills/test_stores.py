@@ -85,7 +85,8 @@ def restart(server: Broker, rng: random.Random) -> None:
 def test_postgresql_restarted(home: Settings, broker: str, tmp_path: Path, figures: Figures) -> None:
     """Every second stop is immediate, like a crash; the others are orderly, like a package upgrade."""
     server = postgresql()
-    bench = Bench(replace(home, database_url=server.new(), redis_url=f"{broker}?virtual_host=5"))
+    settings = replace(home, database_url=server.new(), redis_url=f"{broker}?virtual_host=5")
+    bench = Bench(settings, SPECULOOS_LEASE_SECONDS="3")
     db.upgrade(bench.settings)
     rng, seconds, slow = random.Random(5), [], []
     try:
@@ -120,10 +121,12 @@ def test_postgresql_restarted(home: Settings, broker: str, tmp_path: Path, figur
 def test_postgresql_restarted_once(home: Settings, broker: str, tmp_path: Path) -> None:
     """The short form: the server is away for two seconds. A restart that outlasts the lease resumes the job once."""
     server = postgresql()
-    bench = Bench(replace(home, database_url=server.new(), redis_url=f"{broker}?virtual_host=5"))
+    settings = replace(home, database_url=server.new(), redis_url=f"{broker}?virtual_host=5")
+    bench = Bench(settings, SPECULOOS_LEASE_SECONDS="3")
     db.upgrade(bench.settings)
     try:
         bench.worker("io")
+        bench.reconciler()
         job = order(bench, tmp_path / "job", steps=50)
         bench.wait_for(job.id, lambda j: j.done >= 3, "three steps")
         server.stop()

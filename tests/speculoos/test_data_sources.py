@@ -34,7 +34,7 @@ def speculoos(capsys: pytest.CaptureFixture[str]) -> Speculoos:
     def run(*arguments: str, **environment: str) -> tuple[int, dict | list, str]:
         if environment:
             command, env = [sys.executable, "-m", "cli.main", *arguments, "--json"], {**os.environ, **environment}
-            process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
+            process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
             status, stdout, stderr = process.returncode, process.stdout, process.stderr
         else:
             status, (stdout, stderr) = main([*arguments, "--json"]), capsys.readouterr()

@@ -119,7 +119,7 @@ def test_closing_ends_work_in_progress() -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_nothing_is_left_when_the_calling_program_is_killed(busy: bool) -> None:
-    work = f"child.call(*{ENDLESS!r}, seconds=2)" if busy else "time.sleep(60)"
+    work = f"child.call(*{ENDLESS!r}, seconds=5)" if busy else "time.sleep(60)"  # busy work ends at its limit
     code = (
         "import time\nfrom speculoos.limited import LimitedChild\n"
         f"child = LimitedChild({MEMORY})\nprint(child.call('os:getpid', seconds=20), flush=True)\n{work}"

@@ -129,14 +129,16 @@ def test_a_worker_told_to_stop_interrupts_its_job_quickly_and_the_next_one_goes_
 
 def test_a_worker_that_slept_through_its_lease_comes_back_fenced(bench: Bench, tmp_path: Path) -> None:
     """The worst case: worker and child are frozen, another worker takes over, then both wake up."""
+    bench.environment["SPECULOOS_LEASE_SECONDS"] = "3"
     first_worker = bench.worker()
     with hold(bench.settings.home, PROGRESS, 3):
         job = submit_count(bench, tmp_path / "w", steps=60)
         running = wait_for_steps(bench, job)
         freeze(bench.settings.home, first_worker.pid, running.child["pid"])
         bench.worker()
-        bench.reconciler()
+        reconciler = bench.reconciler()
         second_attempt = bench.wait_for(job.id, lambda j: j.attempt == 2 and j.child != running.child, "attempt 2")
+        reconciler.kill()  # it would also take the job from the second worker if that one were slow
         assert not identity.is_alive(running.child), "the frozen child was ended before the new one began"
         first_worker.send_signal(signal.SIGCONT)
     done = bench.wait(job.id, "SUCCEEDED")
@@ -168,11 +170,13 @@ def test_a_running_job_stops_at_its_next_safe_point(steady: Bench, tmp_path: Pat
     wait_until(lambda: not identity.is_alive(done.child), 60, "the child's end")
 
 
-def test_a_job_that_does_not_listen_is_ended_by_force(steady: Bench, tmp_path: Path) -> None:
-    job = submit_count(steady, tmp_path / "w", steps=2000, trick="deaf")
-    wait_for_steps(steady, job)
-    request_cancel(job.id, steady.settings)
-    assert steady.wait(job.id, "CANCELLED").error == "Stopped at your request."
+def test_a_job_that_does_not_listen_is_ended_by_force(bench: Bench, tmp_path: Path) -> None:
+    bench.environment["SPECULOOS_GRACE_SECONDS"] = "1"
+    bench.worker()
+    job = submit_count(bench, tmp_path / "w", steps=2000, trick="deaf")
+    wait_for_steps(bench, job)
+    request_cancel(job.id, bench.settings)
+    assert bench.wait(job.id, "CANCELLED").error == "Stopped at your request."
 
 
 def test_a_waiting_job_is_cancelled_at_once_and_its_message_does_nothing(steady: Bench, tmp_path: Path) -> None:

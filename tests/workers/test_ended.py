@@ -69,8 +69,10 @@ def test_nothing_is_written_while_nothing_changes(home: Settings) -> None:
 def test_the_message_has_name_state_and_link_and_no_more(home: Settings) -> None:
     job_id = add_job(home, "my job")
     end(home, job_id, JobState.FAILED)
-    with reading(home) as session:
-        message = message_of(session.get_one(Job, job_id), "http://127.0.0.1:7860")
+    with writing(home) as session:
+        job = session.get_one(Job, job_id)
+        job.finished_at = job.queued_at + timedelta(minutes=5)
+        message = message_of(job, "http://127.0.0.1:7860")
     link = f"http://127.0.0.1:7860/runs?id={job_id}"
     assert message["text"] == f"“my job” has failed: {link}"
     assert message["job"] == {"id": job_id, "name": "my job", "state": "FAILED", "seconds": 300}

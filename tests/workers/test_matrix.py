@@ -38,6 +38,7 @@ SMALL = {"limit": 2, "max_tokens": 6, "drafting": TREES, "temperatures": [0.0, 1
 
 
 def test_a_killed_matrix_goes_on_and_measures_no_cell_twice(bench: Bench, tiny_base: Path) -> None:
+    bench.environment["SPECULOOS_LEASE_SECONDS"] = "3"  # also of the device of a cell that ends as its worker is killed
     base_id, heads = add_model(bench.settings, tiny_base, 1)
     bench.worker("io")
     suites = add_suites(bench, ["mt_bench", "gsm8k"], 4)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -22,7 +22,7 @@ from speculoos.settings import Settings, load
 from tests.tools import fake_gpus
 from tests.workers.conftest import wait_until
 from tracking import db, jobs, leases, processes, reports
-from tracking.tables import Base, Job, now
+from tracking.tables import Base, DeviceLease, Job, now
 from workers import identity
 from workers.child.context import EXIT_FENCED, Eta, JobContext
 from workers.child.work import measure
@@ -246,15 +246,22 @@ def test_a_moment_without_database_at_the_end_does_not_fail_the_work(
 
 
 def test_work_waits_for_its_device_and_keeps_it(context: JobContext) -> None:
-    with context.session() as session:
-        leases.acquire(session, machine.device_key("cpu", context.settings.home), "run:1", 0.4)
+    device = machine.device_key("cpu", context.settings.home)
+
+    def leased_until() -> datetime:
+        with context.session() as session:
+            return session.get_one(DeviceLease, device).until
+
     started = time.monotonic()
+    with context.session() as session:
+        leases.acquire(session, device, "run:1", 0.4)
     with context:
         context.acquire_devices(["cpu"])
-        assert time.monotonic() - started > 0.2
-        time.sleep(1.3)  # longer than a lease: the heartbeat renews it
+        assert time.monotonic() - started > 0.3
+        first = leased_until()
+        wait_until(lambda: leased_until() > first + timedelta(seconds=1), 60, "renewals for longer than a lease")
         with context.session() as session:
-            assert leases.holder(session, machine.device_key("cpu", context.settings.home)) == f"job:{context.job_id}"
+            assert leases.holder(session, device) == f"job:{context.job_id}"
 
 
 def test_the_device_of_a_job_is_leased_by_its_uuid(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_a_note_that_leads_elsewhere_is_ignored(store: Store, tmp_path: Path, ch
 @pytest.fixture
 def pair(home: Settings, broker: str, tmp_path: Path) -> Iterator[tuple[Bench, Bench]]:
     store = f"file://{tmp_path}/store"
-    environment = {"SPECULOOS_STORE": store}
+    environment = {"SPECULOOS_STORE": store, "SPECULOOS_LEASE_SECONDS": "3"}
     first = Bench(replace(home, redis_url=f"{broker}?virtual_host=10", store=store), forked=True, **environment)
     other = second(first, tmp_path / "other", **environment)
     yield first, other
@@ -98,7 +98,6 @@ def pair(home: Settings, broker: str, tmp_path: Path) -> Iterator[tuple[Bench, B
 
 def test_a_training_goes_on_where_a_machine_that_is_gone_left_it(pair: tuple[Bench, Bench], tiny_base: Path) -> None:
     first, other = pair
-    first.reconciler()
     worker = other.worker("gpu")
     job = submit_training(first, tiny_base, STEPS, 20)
     checkpoint = job.request["checkpoint_id"]
@@ -110,6 +109,9 @@ def test_a_training_goes_on_where_a_machine_that_is_gone_left_it(pair: tuple[Ben
     psutil.wait_procs(children)  # they must end before the files are moved away
     other.settings.home.rename(other.settings.home.with_name("gone"))
     first.worker("gpu")
+    reconciler = first.reconciler()
+    first.wait_for(job.id, lambda j: j.attempt == 2, "the next attempt")
+    reconciler.kill()  # it would also take the job from this worker if it were slow
     done = first.wait(job.id, "SUCCEEDED", 180)
     assert done.attempt == 2
     with db.reading(first.settings) as session:

@@ -64,12 +64,12 @@ class Watch:
             self.most, self.seen = max(self.most, len(working)), self.seen | set(working)
 
     def _works(self, pid: int, now: float) -> bool:
-        """Whether the process works on the job. Others older than a second are remembered and skipped."""
+        """Whether the process works on the job. Others older than two seconds are remembered and skipped."""
         try:
             process = psutil.Process(pid)
             log = os.readlink(f"/proc/{pid}/fd/1")  # also a forked process is found by it
             of_job = os.path.basename(log).startswith(self.job_id) and os.getsid(pid) == pid
-            if not of_job and now - process.create_time() > 1:
+            if not of_job and now - process.create_time() > 3:  # psutil rounds the time of the boot down to seconds
                 self._others.add(pid)
             return of_job and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, OSError):

@@ -130,7 +130,7 @@ def test_a_worker_and_an_inference_server_can_be_started_alone(
         worker = begin("cli.main", ["worker", "--queue", "io", "--threads", "2"])
         server = begin("cli.main", ["serve", "--port", str(port)])
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while not (worker_answers := check(services_home, ["worker-io"])["worker-io"].ok) or not _healthy(port):
                 assert time.monotonic() < deadline, f"worker {worker_answers}"
                 time.sleep(0.3)
@@ -216,7 +216,7 @@ def wait_for_port(port: int, seconds: float = 90) -> None:
     raise AssertionError(f"nothing listens on port {port}")
 
 
-def wait_for_state(settings: Settings, state: str, steps: int = 0, seconds: float = 180) -> Job:
+def wait_for_state(settings: Settings, state: str, steps: int = 0, seconds: float = 300) -> Job:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with db.reading(settings) as session:

@@ -36,21 +36,30 @@ echo "scontrol $*" >>"$CALLS"
 printf '%s\\n' $NODES
 """
 SPECULOOS = """#!/bin/bash
-echo "speculoos $*" >>"$CALLS"
+called() { echo "speculoos $*" >>"$CALLS"; }
+ok() { [ "$(grep -cE "^($2)" "$CALLS")" -ge "$1" ] && echo true || echo false; }
 case $1 in
-doctor) echo '{"parts": {"broker": {"ok": true}, "reconciler": {"ok": true}, "worker-io": {"ok": true},
-"worker-gpu": {"ok": true}}}' | tr -d '\\n'; exit 1 ;;
+doctor) called "$@"
+    nodes=$(wc -w <<<"$NODES")
+    printf '{"parts": {"broker": {"ok": true}, "reconciler": {"ok": %s}, "worker-io": {"ok": %s}, ' \\
+        "$(ok 1 'python -m workers')" "$(ok 1 'speculoos worker --queue io')"
+    printf '"worker-gpu": {"ok": %s}}}' \\
+        "$(ok $((nodes - ${SERVE_NODES:-nodes})) 'speculoos (worker --queue gpu|train-node)')"
+    exit 1 ;;
 worker|train-node) trap 'echo "worker $3 stopped" >>"$CALLS"; exit 0' TERM
     cp "$SPECULOOS_HOME/settings.toml" "$SEEN.$3"
+    called "$@"
     while sleep 0.1; do :; done ;;
 *) trap 'echo "command stopped" >>"$CALLS"; exit 9' TERM
+    called "$@"
     for _ in $(seq "$TENTHS"); do sleep 0.1; done; exit "$STATUS" ;;
 esac
 """
+"""A call is recorded once it can be stopped; `doctor` finds well what has been recorded."""
 PYTHON = f"""#!/bin/bash
 if [ "$1" = -m ]; then
-    echo "python $*" >>"$CALLS"
     trap 'echo "reconciler stopped" >>"$CALLS"; exit 0' TERM
+    echo "python $*" >>"$CALLS"
     while sleep 0.1; do :; done
 fi
 exec {sys.executable} "$@"
@@ -117,7 +126,7 @@ def allocation(tmp_path: Path) -> Allocation:
         "SERVE_PORT": str(free_ports(1)[0]),
         "READY_PATH": "/",
         "STOP_SECONDS": "10",
-        "START_SECONDS": "20",
+        "START_SECONDS": "90",
         "CALLS": str(tmp_path / "calls"),
         "SEEN": str(tmp_path / "seen"),
         "TENTHS": "5",
@@ -251,6 +260,7 @@ def test_a_worker_that_dies_ends_the_job(allocation: Allocation) -> None:
     workers = subprocess.run(
         ["pgrep", "-f", f"{allocation.folder}/bin/speculoos worker"], capture_output=True, text=True
     )
+    assert workers.stdout
     for pid in workers.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
     stderr = process.communicate(timeout=120)[1]

@@ -142,6 +142,7 @@ def check_second_up_names_the_first(url: str, capsys: pytest.CaptureFixture[str]
 def check_killed_parts_come_back(running: Running) -> None:
     for name in ("worker-gpu", "broker"):
         before = running.pid(name)
+        assert before, name
         os.kill(before, signal.SIGKILL)
         wait_until(lambda name=name, before=before: running.pid(name) not in (0, before))
     wait_until(lambda: check(running.settings, ["broker"])["broker"].ok)
