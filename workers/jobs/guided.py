@@ -27,8 +27,8 @@ BUDGETS = {"8 minutes": QUICKSTART_MINUTES, "30 minutes": 30, "2 hours": 120, "8
 """Time budget → minutes."""
 SHORT = 15
 """Minutes up to which a run generates short responses and asks short questions."""
-STARTING = 1.0
-"""Minutes that the start of the processes and the export take, whatever the budget."""
+STARTING = 1.5
+"""Minutes outside the limits of the jobs: starts, the last evaluation of a training, the last question, the export."""
 GENERATING, TRAINING, EVALUATING = 0.42, 0.34, 0.11
 """Shares of the other minutes. The tuning of the tree takes the rest."""
 HEADS_NAME = "guided"
