@@ -60,10 +60,11 @@ def wait_reason(bench: Bench, job_id: str) -> str:
 def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_disk: Path, tmp_path: Path) -> None:
     small.worker()
     small.reconciler()
-    job = submit_count(small, tmp_path / "w", steps=60)
-    wait_for_steps(small, job)
-    fill(small_disk, 3 * MB)
-    paused = small.wait(job.id, "INTERRUPTED")
+    with hold(small.settings.home, PROGRESS, 3):
+        job = submit_count(small, tmp_path / "w", steps=10)
+        wait_for_steps(small, job)
+        fill(small_disk, 3 * MB)
+        paused = small.wait(job.id, "INTERRUPTED")
     assert re.fullmatch(
         rf"Paused: \d\.\d MB free on the disk that holds {re.escape(str(small.settings.home))}, "
         r"the minimum is 4\.2 MB; free some space and the job continues automatically",
@@ -77,7 +78,7 @@ def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_
     free_space(small_disk)
     assert small.wait(job.id, "SUCCEEDED").attempt == 2
     small.wait(other.id, "SUCCEEDED")
-    assert steps(tmp_path / "w") == list(range(60)), "it stopped at a safe point and went on from there"
+    assert steps(tmp_path / "w") == list(range(10)), "it stopped at a safe point and went on from there"
 
 
 def test_work_that_meets_the_full_disk_before_its_worker_does_pauses_too(small: Bench, small_disk: Path) -> None:
