@@ -13,6 +13,7 @@ MAX_LOAD_DIFFERENCE = 0.2
 """Largest difference in CPU share between two comparable measurements (also ALIKE in app/static/trace.js)."""
 
 NICE = 5  # niceness of threads that compute: about a third of the pages' CPU share when both are busy
+TRIES = 20  # to change a session's niceness, 0.1 s apart
 
 
 class OtherCpuLoad:
@@ -55,11 +56,11 @@ def lower_session_priority(device: str) -> None:
     Kernels with `sched_autogroup_enabled` schedule sessions as groups, and count the niceness of a thread within its
     session only: beside a training with two threads on two cores, chats had a tenth of their speed, now about half.
     """
-    if device == "cpu" and os.getsid(0) == os.getpid():
-        file = Path("/proc/self/autogroup")
-        with suppress(OSError):  # another kernel
-            try:
-                file.write_text(str(NICE))
-            except BlockingIOError:  # unless root does it, 100 ms must have passed since a session was changed
-                time.sleep(0.15)
-                file.write_text(str(NICE))
+    if device != "cpu" or os.getsid(0) != os.getpid():
+        return
+    with suppress(OSError):  # another kernel
+        for _ in range(TRIES):
+            with suppress(BlockingIOError):  # unless root does it, 100 ms must have passed since a session was changed
+                Path("/proc/self/autogroup").write_text(str(NICE))
+                return
+            time.sleep(0.1)

@@ -113,7 +113,7 @@ def get_changes(client: TestClient, **query: str) -> dict:
 def client(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """A client of the route, with its cache off. The strip omits the disk, whose free space may change at any time."""
     monkeypatch.setattr(changes, "CACHE_SECONDS", 0.0)
-    monkeypatch.setattr(status_bar, "disk_chip", lambda home: "")
+    monkeypatch.setattr(status_bar, "disk_chip", lambda home: "")  # tests/app/test_shell.py tests it
     app = FastAPI()
     app.include_router(changes.routes(home))
     with TestClient(app) as client:

@@ -3,6 +3,7 @@
 import re
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
@@ -234,6 +235,15 @@ def test_a_server_that_runs_hides_no_job(home: Settings) -> None:
         session.delete(session.scalars(select(Job).where(Job.kind == "train")).one())
         session.flush()
         assert "Ready" in status_bar.job_chip(session)
+
+
+@pytest.mark.parametrize(("free", "look", "shown"), [(65e9, "sp-calm", "65.0 GB"), (1.5e9, "sp-bad", "1.5 GB")])
+def test_the_strip_shows_the_free_disk_space(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, free: float, look: str, shown: str
+) -> None:
+    assert " free</span>" in status_bar.render(home)
+    monkeypatch.setattr(status_bar.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert status_bar.disk_chip(home.home) == f'<span class="sp-chip {look}">Disk {shown} free</span>'
 
 
 def test_the_strip_says_which_process_is_silent(home: Settings) -> None:

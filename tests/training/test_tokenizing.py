@@ -54,7 +54,8 @@ def make_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_files, "CHUNK_BYTES", 2500)
     monkeypatch.setattr(tokenizing, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(tokenizing.os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(tokenizing.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+    enough = SimpleNamespace(available=1 << 30)  # for two processes, whatever the machine has free
+    monkeypatch.setattr(tokenizing.psutil, "virtual_memory", lambda: enough)
 
 
 @pytest.fixture

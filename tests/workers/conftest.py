@@ -76,9 +76,12 @@ class Broker:
 
 
 @pytest.fixture(autouse=True)
-def keep_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs that run in the process of the tests do not lower its priority for the rest of the run."""
-    monkeypatch.setattr("workers.child.work.measure.lower_priority", lambda device: None)
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices for which jobs would have lowered the priority of the process of the tests, for the rest of the
+    run."""
+    devices: list[str] = []
+    monkeypatch.setattr("workers.child.work.measure.lower_priority", devices.append)  # test_bodies.py checks the calls
+    return devices
 
 
 @pytest.fixture(scope="session")

@@ -158,7 +158,7 @@ def test_jobs_on_a_gpu_wait_for_their_memory_before_they_load(
 
 
 def test_answers_made_before_a_stop_can_be_used_and_continued(
-    begin: Begin, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
 ) -> None:
     base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
     generation = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
@@ -176,6 +176,7 @@ def test_answers_made_before_a_stop_can_be_used_and_continued(
     monkeypatch.setattr(context, "progress", stop_after_four)
     with pytest.raises(Cancelled, match=r"the \d+ finished rows can be used"):
         generate_data.run(request, context)
+    assert lowered == ["cpu"], "a job leaves the pages their share of the CPU"
     data = row(context, Dataset, request.dataset_id)
     assert data.state == "ready" and 4 <= data.rows < 12 and data.report["complete"] is False
     assert data.report["lengths"] == [[32, data.rows]]
